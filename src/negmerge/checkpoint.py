@@ -1,0 +1,205 @@
+"""Checkpoints on disk: one safetensors file, or a Hugging Face folder with an index.
+
+Opening reads headers only. Data is read in byte ranges with `preadv` into buffers the caller owns:
+memory stays bounded, and a file that is cut off meanwhile is an error, where a mapped one would
+kill the process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from negmerge.dtypes import Bytes
+from negmerge.errors import FileError, shown
+from negmerge.header import MAX_HEADER, Header, TensorInfo, parse_json, read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """An open checkpoint: its tensors by name, read by byte range.
+
+    >>> from safetensors.numpy import save_file
+    >>> path = getfixture("tmp_path") / "m.safetensors"
+    >>> save_file({"w": np.ones((2, 3), np.float32)}, path)
+    >>> with Checkpoint(path) as model:
+    ...     model.tensors["w"].shape
+    (2, 3)
+
+    path: a `.safetensors` file, or a folder with `model.safetensors` or
+        `model.safetensors.index.json`; may_be_empty: accept a file without tensors.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, may_be_empty: bool = False) -> None:
+        self.path = Path(path)
+        self.files: list[Path] = []
+        self.headers: list[Header] = []
+        self.tensors: dict[str, TensorInfo] = {}
+        self._descriptors: list[int] = []
+        self._stats: list[tuple[int, int]] = []
+        self._closing = ExitStack()
+        _allow_open_files()
+        try:
+            if self.path.is_dir():
+                self._open_folder(self.path)
+            else:
+                self._open_file(self.path)
+        except BaseException:
+            self.close()
+            raise
+        for header in self.headers:
+            self.tensors.update(header.tensors)
+        if not self.tensors and not may_be_empty:
+            raise FileError(f"{self.path}: holds no tensors")
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of all files together."""
+        return {k: v for header in self.headers for k, v in header.metadata.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.tensors.values())
+
+    def read_into(self, info: TensorInfo, start: int, buffer: Bytes) -> None:
+        """Fill a buffer with a tensor's bytes from byte `start` on."""
+        view = memoryview(buffer)
+        at = info.offset + start
+        while view.nbytes:
+            try:
+                done = os.preadv(self._descriptors[info.file], [view], at)
+            except OSError as error:
+                raise FileError(f"{self.files[info.file]}: cannot read: {error.strerror}") from error
+            if not done:
+                raise FileError(
+                    f"{self.files[info.file]} {shown(info.name)}: the file was cut off while it was read"
+                )
+            view, at = view[done:], at + done
+
+    def read(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> Bytes:
+        """The bytes of a tensor, or of a part of it."""
+        buffer = np.empty((info.nbytes if stop is None else stop) - start, np.uint8)
+        self.read_into(info, start, buffer)
+        return buffer
+
+    def check_unchanged(self) -> None:
+        """Raise if a file was written to since it was opened."""
+        for path, descriptor, before in zip(
+            self.files, self._descriptors, self._stats, strict=True
+        ):
+            if _stamp(descriptor) != before:
+                raise FileError(f"{path}: changed while it was read; run again when it is complete")
+
+    def close(self) -> None:
+        """Close all files."""
+        self._closing.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_file(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise FileError(f"{path}: no such file") from None
+        except OSError as error:
+            raise FileError(f"{path}: cannot open: {error.strerror}") from error
+        self._closing.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileError(f"{path}: not a regular file")
+        header = read_header(descriptor, path, len(self.files))
+        self.files.append(path)
+        self.headers.append(header)
+        self._descriptors.append(descriptor)
+        self._stats.append(_stamp(descriptor))
+
+    def _open_folder(self, folder: Path) -> None:
+        index = folder / INDEX
+        if not index.exists():
+            if not (folder / SINGLE).exists():
+                found = sorted(p.name for p in folder.glob("*.safetensors"))
+                hint = f"; name one of its files instead: {', '.join(found[:5])}" if found else ""
+                raise FileError(f"{folder}: wanted {SINGLE} or {INDEX} in it{hint}")
+            self._open_file(_inside(folder, SINGLE))
+            return
+        weight_map = read_index(index)
+        for name in sorted(set(weight_map.values())):
+            self._open_file(_inside(folder, name))
+        self._check_index(index, weight_map)
+
+    def _check_index(self, index: Path, weight_map: Mapping[str, str]) -> None:
+        found: dict[str, str] = {}
+        for path, header in zip(self.files, self.headers, strict=True):
+            for name in header.tensors:
+                if name in found:
+                    raise FileError(
+                        f"{path} {shown(name)}: stands in {found[name]} too; wanted in one shard"
+                    )
+                found[name] = path.name
+        for name, shard in weight_map.items():
+            if found.get(name) != shard:
+                raise FileError(
+                    f"{index} {shown(name)}: index says {shard}, "
+                    f"found in {found.get(name, 'no shard')}"
+                )
+        extra = found.keys() - weight_map.keys()
+        if extra:
+            name = min(extra)
+            raise FileError(f"{index} {shown(name)}: stands in {found[name]}, not in the index")
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The checked weight map of a Hugging Face index: tensor name → shard name."""
+    if index.stat().st_size > MAX_HEADER:
+        raise FileError(f"{index}: larger than {MAX_HEADER} bytes")
+    weight_map: Any = parse_json(index.read_bytes(), index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FileError(f"{index}: wanted a 'weight_map' from tensor names to shard names")
+    for name, shard in weight_map.items():
+        if (
+            not isinstance(shard, str)
+            or os.path.basename(shard) != shard
+            or shard in ("", ".", "..")
+            or not shard.isprintable()
+        ):
+            raise FileError(
+                f"{index} {shown(name)}: shard {shown(shard)} must be the plain name of a file beside it"
+            )
+    return weight_map
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file of the folder, which may be a link only within its Hugging Face cache."""
+    path = folder / name
+    home = folder.resolve()
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
+        home = home.parent.parent
+    if not path.resolve().is_relative_to(home):
+        raise FileError(f"{path}: links to {path.resolve()}, outside {home}; copy the file here")
+    return path
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns
+
+
+def _allow_open_files() -> None:
+    """A pool of sharded models holds many files open: use what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,38 @@
+"""What can go wrong, in words for the person who has to mend it."""
+
+from __future__ import annotations
+
+
+class NegMergeError(Exception):
+    """Any mistake in the input: what, where, got, wanted, remedy, on one line.
+
+    >>> raise NegMergeError("pool is empty")
+    Traceback (most recent call last):
+    negmerge.errors.NegMergeError: pool is empty
+    """
+
+
+class FileError(NegMergeError):
+    """A file is missing, malformed, changed while it was read, or cannot be written."""
+
+
+class MismatchError(NegMergeError):
+    """Files that have to fit together do not: keys, shapes, dtypes, or another base."""
+
+
+class ValueRangeError(NegMergeError):
+    """A number that no merge can use: NaN, infinity, overflow, a negative scale."""
+
+
+class OptionError(NegMergeError):
+    """An option, a rule or a name that does not exist, or a value it does not take."""
+
+
+def shown(name: object, limit: int = 120) -> str:
+    """Quote a name from a file so that control characters cannot reach the terminal.
+
+    >>> shown("a\\x1b[31mb")
+    "'a\\\\x1b[31mb'"
+    """
+    text = ascii(str(name))
+    return text if len(text) <= limit else text[: limit - 1] + "…"

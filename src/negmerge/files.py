@@ -1,0 +1,150 @@
+"""Files that appear whole or not at all.
+
+A file is written under a temporary name beside its place, flushed to the disk and renamed. The
+temporary name is fixed and locked: a second run on the same output is refused, and what a killed
+run left behind is taken over by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from negmerge.errors import FileError
+
+SUFFIX = ".negmerge-tmp"
+
+
+def temporary(path: Path) -> Path:
+    """The name under which a file waits until it is whole.
+
+    >>> temporary(Path("out/patch.safetensors")).name
+    '.patch.safetensors.negmerge-tmp'
+    """
+    return path.with_name(f".{path.name}{SUFFIX}")
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[int]:
+    """Open a descriptor for writing; the file takes its name only if the block succeeds.
+
+    >>> with atomic(getfixture("tmp_path") / "a") as fd:
+    ...     write(fd, b"whole")
+    """
+    path = Path(path)
+    with told_plainly(path):
+        descriptor = _open_locked(path)
+    waiting = temporary(path)
+    try:
+        with told_plainly(path):
+            yield descriptor
+            os.fsync(descriptor)
+            waiting.replace(path)
+            sync_folder(path.parent)
+    except BaseException:
+        waiting.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `path` only if the block succeeds.
+
+    >>> with atomic_folder(getfixture("tmp_path") / "model") as folder:
+    ...     _ = (folder / "config.json").write_text("{}")
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileError(f"{path}: exists and is not an empty folder; remove it or name another")
+    waiting = temporary(path)
+    lock = path.with_name(waiting.name + ".lock")
+    with told_plainly(path), atomic_lock(lock):
+        shutil.rmtree(waiting, ignore_errors=True)
+        waiting.mkdir()
+        try:
+            yield waiting
+            waiting.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(waiting, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def atomic_lock(lock: Path) -> Iterator[None]:
+    """Hold a lock file for the block, and remove it afterwards."""
+    descriptor = _open_and_lock(lock)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def told_plainly(path: Path) -> Iterator[None]:
+    """Turn a failure of the disk into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise FileError(f"{where}: cannot write: {error.strerror or error}") from error
+
+
+def write(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write all of it, at an offset or at the end."""
+    view = memoryview(data).cast("B")
+    while view.nbytes:
+        if offset is None:
+            done = os.write(descriptor, view)
+        else:
+            done = os.pwrite(descriptor, view, offset)
+            offset += done
+        view = view[done:]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file in one go, atomically."""
+    with atomic(path) as descriptor:
+        write(descriptor, data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if path.is_dir():
+        raise FileError(f"{path}: is a folder; name a file")
+    descriptor = _open_and_lock(temporary(path))
+    os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+def _open_and_lock(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another run may have renamed or removed the file between open and lock.
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise FileError(f"{path}: another run is writing this output; wait for it") from None
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)

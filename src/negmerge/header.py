@@ -1,0 +1,172 @@
+"""Strict reading of safetensors headers: everything is checked before a byte of data is trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from negmerge.dtypes import SIZES
+from negmerge.errors import FileError, shown
+
+MAX_HEADER = 25_000_000
+MAX_TENSORS = 1_000_000
+MAX_NAME = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: which file of the checkpoint, from which byte, and what it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: int
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * SIZES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header: tensors in file order, metadata, and the header's own bytes."""
+
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    raw: bytes
+
+
+def read_header(descriptor: int, path: Path, file: int = 0) -> Header:
+    """Parse and check the header of an open safetensors file.
+
+    descriptor: an open file; path: its name, for errors; file: its number in the checkpoint.
+    """
+    size = os.fstat(descriptor).st_size
+    if size < 8:
+        raise FileError(f"{path}: {size} bytes, too short for a safetensors file")
+    start = os.pread(descriptor, 8, 0)
+    length = int.from_bytes(start, "little")
+    if length > min(MAX_HEADER, size - 8) or length < 2:
+        if start[:2] == b"PK" or start[:1] == b"\x80":
+            raise FileError(
+                f"{path}: a PyTorch pickle, not safetensors; "
+                f"if you trust it: negmerge convert {path} --trust -o model.safetensors"
+            )
+        raise FileError(
+            f"{path}: header length {length}, wanted 2 to {min(MAX_HEADER, size - 8)}; "
+            "the file is cut off or not safetensors"
+        )
+    raw = os.pread(descriptor, length, 8)
+    if len(raw) != length:
+        raise FileError(f"{path}: header cut off at {len(raw)} of {length} bytes")
+    if raw[:1] != b"{":
+        raise FileError(f"{path}: header does not start with '{{'; not a safetensors file")
+    fields = parse_json(raw, path)
+    metadata = fields.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise FileError(f"{path}: __metadata__ must map strings to strings")
+    if len(fields) > MAX_TENSORS:
+        raise FileError(f"{path}: {len(fields)} tensors, at most {MAX_TENSORS} are read")
+    tensors = [_tensor(name, entry, path, file, 8 + length) for name, entry in fields.items()]
+    tensors.sort(key=lambda t: (t.offset, t.nbytes))
+    _check_cover(tensors, path, 8 + length, size)
+    return Header({t.name: t for t in tensors}, metadata, start + raw)
+
+
+def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+    """Parse a JSON object strictly: no duplicate keys, no NaN, no endless nesting."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) != len(items):
+            seen: set[str] = set()
+            twice = next(k for k, _ in items if k in seen or seen.add(k))
+            raise FileError(f"{path}: key {shown(twice)} stands twice in the header")
+        return found
+
+    def constant(word: str) -> None:
+        raise FileError(f"{path}: {word} is not JSON")
+
+    try:
+        fields = json.loads(raw, object_pairs_hook=pairs, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: header is not valid JSON ({str(error)[:80]})") from error
+    if not isinstance(fields, dict):
+        raise FileError(f"{path}: header is a {type(fields).__name__}, wanted an object")
+    return fields
+
+
+def build_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str], room: int = 0
+) -> tuple[bytes, dict[str, int]]:
+    """The header for tensors laid out in the given order, and the place of each in the file.
+
+    tensors: name → (dtype, shape); room: pad the header to this length at least, with spaces.
+    """
+    fields: dict[str, Any] = {}
+    if metadata:
+        fields["__metadata__"] = dict(sorted(metadata.items()))
+    places: dict[str, int] = {}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        places[name] = at
+        end = at + prod(shape) * SIZES[dtype]
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    raw = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * max(-len(raw) % 8, room - len(raw))
+    begin = 8 + len(raw)
+    return len(raw).to_bytes(8, "little") + raw, {k: begin + v for k, v in places.items()}
+
+
+def _tensor(name: str, entry: Any, path: Path, file: int, data: int) -> TensorInfo:
+    where = f"{path} {shown(name)}"
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise FileError(f"{where}: tensor names must be printable and 1 to {MAX_NAME} characters")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FileError(f"{where}: wanted exactly the fields dtype, shape, data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in SIZES:
+        raise FileError(f"{where}: unknown dtype {shown(dtype)}; known: {', '.join(SIZES)}")
+    if not _naturals(shape):
+        raise FileError(f"{where}: shape {shown(shape)} must be a list of whole numbers ≥ 0")
+    if not _naturals(offsets) or len(offsets) != 2:
+        raise FileError(f"{where}: data_offsets {shown(offsets)} must be two whole numbers ≥ 0")
+    if prod(shape) >= 2**60:
+        raise FileError(f"{where}: shape {shown(shape)} has more elements than any file can hold")
+    info = TensorInfo(name, dtype, tuple(shape), file, data + offsets[0])
+    if offsets[1] - offsets[0] != info.nbytes:
+        raise FileError(
+            f"{where}: {offsets[1] - offsets[0]} bytes in the file, "
+            f"{dtype} of shape {tuple(shape)} needs {info.nbytes}"
+        )
+    return info
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
+
+
+def _check_cover(tensors: list[TensorInfo], path: Path, begin: int, size: int) -> None:
+    at = begin
+    for tensor in tensors:
+        if tensor.offset != at:
+            kind = "overlaps the tensor before it" if tensor.offset < at else "leaves a hole before it"
+            raise FileError(
+                f"{path} {shown(tensor.name)}: starts at byte {tensor.offset}, wanted {at}: {kind}"
+            )
+        at += tensor.nbytes
+    if at > size:
+        raise FileError(f"{path}: {size} bytes, the header promises {at}: the file is cut off")
+    if at < size:
+        raise FileError(f"{path}: {size - at} bytes too many after the last tensor")

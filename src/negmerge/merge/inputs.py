@@ -1,0 +1,192 @@
+"""The models of a merge, checked before any work: same keys, same shapes, formats that fit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from negmerge.checkpoint import Checkpoint
+from negmerge.dtypes import FLOATS, INTEGERS
+from negmerge.errors import FileError, MismatchError, NegMergeError, shown
+from negmerge.fingerprint import fingerprint_of
+from negmerge.header import TensorInfo
+from negmerge.names import is_statistic
+
+WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
+PathLike = str | os.PathLike[str]
+Buffers = Literal["keep", "merge"]
+
+
+class Inputs:
+    """A base and its fine-tuned models, open and fitting, the models in an order of their content.
+
+    The order does not depend on how the models were listed: sums are then the same bit for bit.
+
+    merged: names of the tensors to merge, sorted; kept: those that stay the base's.
+    """
+
+    def __init__(
+        self,
+        base: PathLike,
+        models: Sequence[PathLike],
+        buffers: Buffers = "keep",
+        allow_duplicates: bool = False,
+    ) -> None:
+        if not models:
+            raise NegMergeError("the pool is empty: name at least one fine-tuned model")
+        if len(models) > 32767:
+            raise NegMergeError(f"{len(models)} models: at most 32767 can be merged")
+        self._closing = ExitStack()
+        try:
+            self.base = self._open(base)
+            found = [self._open(path) for path in models]
+            if not allow_duplicates:
+                _refuse_same_file([self.base, *found])
+            for k, model in enumerate(found):
+                check_fits(self.base, model, f"pool[{k}] {model.path}")
+            self.members = _by_content(found)
+            self.merged: list[TensorInfo] = []
+            self.kept: list[TensorInfo] = []
+            for _, info in sorted(self.base.tensors.items()):
+                keep = info.dtype not in FLOATS or (buffers == "keep" and is_statistic(info.name))
+                (self.kept if keep else self.merged).append(info)
+            if not self.merged:
+                raise MismatchError(f"{self.base.path}: no float tensor that could be merged")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def models(self) -> list[Checkpoint]:
+        """The base, then the members."""
+        return [self.base, *self.members]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(model.nbytes for model in self.models)
+
+    def infos(self, name: str) -> list[TensorInfo]:
+        """One tensor in the base and in every member."""
+        return [model.tensors[name] for model in self.models]
+
+    def check_unchanged(self) -> None:
+        for model in self.models:
+            model.check_unchanged()
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def __enter__(self) -> Inputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, path: PathLike) -> Checkpoint:
+        return self._closing.enter_context(open_model(path))
+
+
+def open_model(path: PathLike) -> Checkpoint:
+    """Open a checkpoint that must be a model, not a patch."""
+    model = Checkpoint(path)
+    if model.metadata.get("format", "").startswith("negmerge-"):
+        model.close()
+        raise FileError(f"{path}: is a {model.metadata['format']} file, wanted a model")
+    return model
+
+
+def refuse_overwriting(out: Path, models: Sequence[Checkpoint]) -> None:
+    """Raise if an output would replace one of the inputs."""
+    for model in models:
+        for path in [model.path, *model.files]:
+            if out.exists() and out.samefile(path):
+                raise FileError(f"{out}: is also an input; name another output")
+
+
+def check_fits(base: Checkpoint, model: Checkpoint, where: str) -> None:
+    """Raise unless a model has the base's keys and shapes, and formats that can be compared."""
+    missing = base.tensors.keys() - model.tensors.keys()
+    extra = model.tensors.keys() - base.tensors.keys()
+    if missing or extra:
+        raise MismatchError(f"{where}: {_key_trouble(base, model, missing, extra)}")
+    for name, info in base.tensors.items():
+        other = model.tensors[name]
+        if other.shape != info.shape:
+            raise MismatchError(
+                f"{where} {shown(name)}: shape {other.shape}, base has {info.shape}. "
+                "Was it fine-tuned from this base?"
+            )
+        kinds = (info.dtype in FLOATS, other.dtype in FLOATS)
+        if kinds[0] != kinds[1] or (info.dtype != other.dtype and info.dtype not in FLOATS):
+            raise MismatchError(
+                f"{where} {shown(name)}: dtype {other.dtype}, base has {info.dtype}; "
+                f"only {', '.join(FLOATS)} can be mixed"
+            )
+
+
+def check_identical(models: Sequence[Checkpoint], info: TensorInfo, equal: Sequence[bool]) -> None:
+    """Refuse a tensor of a format that cannot be merged unless it is the same everywhere."""
+    if info.dtype in INTEGERS or info.dtype in FLOATS or all(equal):
+        return
+    culprit = models[1 + list(equal).index(False)]
+    raise MismatchError(
+        f"{culprit.path} {shown(info.name)}: {info.dtype} cannot be merged and differs from the base; "
+        f"convert the models to {', '.join(FLOATS)} first"
+    )
+
+
+def _key_trouble(
+    base: Checkpoint, model: Checkpoint, missing: set[str], extra: set[str]
+) -> str:
+    for prefix in WRAPPERS:
+        if {prefix + name for name in base.tensors} == model.tensors.keys():
+            return (
+                f"every name starts with {prefix!r}, the base's do not; remove it with: "
+                f"negmerge convert {model.path} --strip-prefix {prefix} -o fixed.safetensors"
+            )
+        if {prefix + name for name in model.tensors} == base.tensors.keys():
+            return (
+                f"the base's names start with {prefix!r}, these do not; remove it with: "
+                f"negmerge convert {base.path} --strip-prefix {prefix} -o base.safetensors"
+            )
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} tensors of the base are missing, first {shown(min(missing))}")
+    if extra:
+        parts.append(f"{len(extra)} are not in the base, first {shown(min(extra))}")
+    return "; ".join(parts) + ". Was it fine-tuned from this base?"
+
+
+def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
+    seen: dict[tuple[int, int], Path] = {}
+    for model in models:
+        found = model.files[0].stat()
+        first = seen.setdefault((found.st_dev, found.st_ino), model.path)
+        if first is not model.path:
+            raise MismatchError(
+                f"{model.path}: listed twice (also as {first}); list each model once, "
+                "or allow duplicates"
+            )
+
+
+def _by_content(models: list[Checkpoint]) -> list[Checkpoint]:
+    """Sort by a digest of a sample of the content, and by all of it where samples are equal."""
+    keys = [_sample(model) for model in models]
+    full = [fingerprint_of(m) if keys.count(k) > 1 else "" for m, k in zip(models, keys, strict=True)]
+    order = sorted(range(len(models)), key=lambda i: (keys[i], full[i], str(models[i].path)))
+    return [models[i] for i in order]
+
+
+def _sample(model: Checkpoint) -> bytes:
+    """A digest of the first bytes of up to 64 tensors, the largest first."""
+    largest = sorted(model.tensors.values(), key=lambda t: (-t.nbytes, t.name))[:64]
+    digest = hashlib.blake2b(digest_size=16)
+    for info in largest:
+        digest.update(np.ascontiguousarray(model.read(info, 0, min(256, info.nbytes))).data)
+    return digest.digest()

@@ -1,0 +1,375 @@
+"""The fused loops: fold all members of a tile into a rule's state, finish it, pack the result.
+
+A tile is a block of rows, row 0 the base and row k member k, for the same range of one tensor. It is
+walked in strips that stay in the first-level cache together with the state. Each fold below keeps,
+per element, sums in float64 in the order of the rows; its first statistic is always the plain total,
+which is how NaN and infinity are found.
+
+Folds and finishes are plain functions that numba inlines into one loop (`tile_kernel`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.extending import overload, register_jitable
+from numpy.typing import NDArray
+
+from negmerge.fingerprint import checksum
+
+STRIP = 2048
+Array = NDArray[Any]
+State = tuple[Array, ...]
+
+
+@register_jitable
+def add_total(rows: Array, a: int, e: int, total: Array) -> None:
+    """total += θₖ − θ₀ for every member, five at a time to spare loads and stores."""
+    base = rows[0, a:e]
+    for i in range(e - a):
+        total[i] = 0.0
+    k = 1
+    while k + 4 < rows.shape[0]:
+        m0, m1, m2 = rows[k, a:e], rows[k + 1, a:e], rows[k + 2, a:e]
+        m3, m4 = rows[k + 3, a:e], rows[k + 4, a:e]
+        for i in range(e - a):
+            b = np.float64(base[i])
+            t = total[i] + (np.float64(m0[i]) - b)
+            t = t + (np.float64(m1[i]) - b)
+            t = t + (np.float64(m2[i]) - b)
+            t = t + (np.float64(m3[i]) - b)
+            total[i] = t + (np.float64(m4[i]) - b)
+        k += 5
+    while k < rows.shape[0]:
+        m0 = rows[k, a:e]
+        for i in range(e - a):
+            total[i] += np.float64(m0[i]) - np.float64(base[i])
+        k += 1
+
+
+@register_jitable
+def add_votes(rows: Array, a: int, e: int, positive: Array, negative: Array) -> None:
+    """Count the members above and below the base, compared as stored."""
+    base = rows[0, a:e]
+    one, none = np.int32(1), np.int32(0)
+    for i in range(e - a):
+        positive[i] = none
+        negative[i] = none
+    k = 1
+    while k + 4 < rows.shape[0]:
+        m0, m1, m2 = rows[k, a:e], rows[k + 1, a:e], rows[k + 2, a:e]
+        m3, m4 = rows[k + 3, a:e], rows[k + 4, a:e]
+        for i in range(e - a):
+            b, p, q = base[i], positive[i], negative[i]
+            p += one if m0[i] > b else none
+            q += one if m0[i] < b else none
+            p += one if m1[i] > b else none
+            q += one if m1[i] < b else none
+            p += one if m2[i] > b else none
+            q += one if m2[i] < b else none
+            p += one if m3[i] > b else none
+            q += one if m3[i] < b else none
+            p += one if m4[i] > b else none
+            q += one if m4[i] < b else none
+            positive[i], negative[i] = p, q
+        k += 5
+    while k < rows.shape[0]:
+        m0 = rows[k, a:e]
+        for i in range(e - a):
+            positive[i] += one if m0[i] > base[i] else none
+            negative[i] += one if m0[i] < base[i] else none
+        k += 1
+
+
+@register_jitable
+def add_extent(rows: Array, a: int, e: int, low: Array, high: Array) -> None:
+    """The lowest and the highest member, compared as stored, as differences from the base."""
+    base = rows[0, a:e]
+    least, most = rows[1, a:e].copy(), rows[1, a:e].copy()
+    last = rows.shape[0] - 1
+    for k in range(2, last + 1, 5):
+        # The last member again instead of one that is not there: it changes nothing.
+        m0, m1, m2 = rows[k, a:e], rows[min(k + 1, last), a:e], rows[min(k + 2, last), a:e]
+        m3, m4 = rows[min(k + 3, last), a:e], rows[min(k + 4, last), a:e]
+        for i in range(e - a):
+            x, y = least[i], most[i]
+            m = m0[i]
+            x, y = m if m < x else x, m if m > y else y
+            m = m1[i]
+            x, y = m if m < x else x, m if m > y else y
+            m = m2[i]
+            x, y = m if m < x else x, m if m > y else y
+            m = m3[i]
+            x, y = m if m < x else x, m if m > y else y
+            m = m4[i]
+            x, y = m if m < x else x, m if m > y else y
+            least[i], most[i] = x, y
+    for i in range(e - a):
+        low[i] = np.float64(least[i]) - np.float64(base[i])
+        high[i] = np.float64(most[i]) - np.float64(base[i])
+
+
+@register_jitable
+def fold_total(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(total)"""
+    add_total(rows, a, e, state[0])
+
+
+@register_jitable
+def fold_votes(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(total, positive, negative)"""
+    add_total(rows, a, e, state[0])
+    add_votes(rows, a, e, state[1], state[2])
+
+
+@register_jitable
+def fold_extent(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(total, low, high)"""
+    add_total(rows, a, e, state[0])
+    add_extent(rows, a, e, state[1], state[2])
+
+
+@register_jitable
+def fold_spread(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(total, positive, negative, low, high, nearest): nearest to zero, the positive one of a tie"""
+    add_total(rows, a, e, state[0])
+    add_votes(rows, a, e, state[1], state[2])
+    add_extent(rows, a, e, state[3], state[4])
+    nearest = state[5]
+    for i in range(e - a):
+        nearest[i] = np.inf
+    for k in range(1, rows.shape[0]):
+        for i in range(e - a):
+            delta = np.float64(rows[k, a + i]) - np.float64(rows[0, a + i])
+            closer = abs(delta) < abs(nearest[i]) or (delta == -nearest[i] and delta > 0)
+            nearest[i] = delta if closer else nearest[i]
+
+
+@register_jitable
+def fold_split(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(total, gain, loss, gains, losses): trimmed deltas, summed and counted by sign.
+
+    ballot: the sum of elected signs, and how many elements cancel exactly.
+    """
+    total, gain, loss, gains, losses = state
+    add_total(rows, a, e, total)
+    for i in range(e - a):
+        gain[i] = 0.0
+        loss[i] = 0.0
+        gains[i] = 0
+        losses[i] = 0
+    for k in range(1, rows.shape[0]):
+        member, base, least = rows[k, a:e], rows[0, a:e], limits[k - 1]
+        for i in range(e - a):
+            delta = np.float64(member[i]) - np.float64(base[i])
+            up = delta >= least and delta > 0
+            down = -delta >= least and delta < 0
+            gain[i] += delta if up else 0.0
+            loss[i] += delta if down else 0.0
+            gains[i] += np.int32(1) if up else np.int32(0)
+            losses[i] += np.int32(1) if down else np.int32(0)
+    for i in range(e - a):
+        elected = gain[i] + loss[i]
+        ballot[0] += np.int64(elected > 0) - np.int64(elected < 0)
+        ballot[1] += np.int64(elected == 0 and gains[i] > 0)
+
+
+@register_jitable
+def fold_active(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(total, active): members whose own change is large beside its distance from the mean.
+
+    limits[0] is the factor λ of |τₖ| ≥ λ·|τ̄ − τₖ|.
+    """
+    total, active = state
+    add_total(rows, a, e, total)
+    n = rows.shape[0] - 1
+    for i in range(e - a):
+        active[i] = 0
+    for k in range(1, rows.shape[0]):
+        for i in range(e - a):
+            delta = np.float64(rows[k, a + i]) - np.float64(rows[0, a + i])
+            distance = abs(total[i] / n - delta)
+            active[i] += np.int32(1) if abs(delta) >= limits[0] * distance else np.int32(0)
+
+
+STATES: dict[Callable[..., None], tuple[str, ...]] = {
+    fold_total: ("f8",),
+    fold_votes: ("f8", "i4", "i4"),
+    fold_extent: ("f8", "f8", "f8"),
+    fold_spread: ("f8", "i4", "i4", "f8", "f8", "f8"),
+    fold_split: ("f8", "f8", "f8", "i4", "i4"),
+    fold_active: ("f8", "i4"),
+}
+
+
+def new_state(fold: Callable[..., None], size: int = STRIP) -> tuple[Array, ...]:
+    """Fresh arrays for a fold's statistics.
+
+    >>> [a.dtype.name for a in new_state(fold_votes)]
+    ['float64', 'int32', 'int32']
+    """
+    return tuple(np.zeros(size, kind) for kind in STATES[fold])
+
+
+@register_jitable
+def count_dissent(rows: Array, a: int, e: int, counts: Array) -> None:
+    """Add, for each member, the elements where it alone keeps the others from agreeing."""
+    n = rows.shape[0] - 1
+    positive, negative = np.empty(e - a, np.int32), np.empty(e - a, np.int32)
+    add_votes(rows, a, e, positive, negative)
+    base = rows[0, a:e]
+    for k in range(1, n + 1):
+        member = rows[k, a:e]
+        alone = 0
+        for i in range(e - a):
+            up = positive[i] == n - 1 and not member[i] > base[i]
+            down = negative[i] == n - 1 and not member[i] < base[i]
+            alone += up | down
+        counts[k - 1] += alone
+
+
+def at(state: State, i: int) -> tuple[Any, ...]:
+    """Element i of every statistic; numba needs one body for each number of them."""
+    return tuple(statistic[i] for statistic in state)
+
+
+@overload(at, inline="always", strict=False)
+def _at(state: Any, i: Any) -> Callable[..., Any]:
+    picks = {
+        1: lambda state, i: (state[0][i],),
+        2: lambda state, i: (state[0][i], state[1][i]),
+        3: lambda state, i: (state[0][i], state[1][i], state[2][i]),
+        5: lambda state, i: (state[0][i], state[1][i], state[2][i], state[3][i], state[4][i]),
+        6: lambda state, i: (
+            state[0][i],
+            state[1][i],
+            state[2][i],
+            state[3][i],
+            state[4][i],
+            state[5][i],
+        ),
+    }
+    return picks[len(state)]
+
+
+@cache
+def tile_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Callable[..., int]:
+    """One compiled loop over a tile: checksums, fold, finish, one rounding.
+
+    The kernel is cached on disk by the contents of this closure. numba would not notice an edited
+    `finish`, so its code is part of them.
+    """
+    code = finish.__code__
+    stamp = zlib.crc32(code.co_code + repr((code.co_consts, code.co_names)).encode())
+    register_jitable(finish)
+
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def kernel(
+        rows: Array,
+        words: Array,
+        count: int,
+        start: int,
+        keys: Array,
+        sums: Array,
+        limits: Array,
+        constants: tuple[float, ...],
+        state: State,
+        ballot: Array,
+        strip: int,
+        every: int,
+        counts: Array,
+        out: Array,
+    ) -> int:
+        """Fill out[:count]; return how many are not zero, or −1 if one is not finite."""
+        nonzero = stamp * 0
+        broken = False
+        for a in range(0, count, STRIP):
+            e = a + STRIP
+            if words.shape[0]:
+                width = rows.itemsize
+                last = min(-(-count * width // 4096) * 4096, e * width)
+                for k in range(rows.shape[0]):
+                    some = words[k, a * width // 8 : last // 8]
+                    sums[k] += checksum(some, (start + a) * width // 4096, keys)
+            fold(rows, a, e, limits, state, ballot)
+            if every and (strip + a // STRIP) % every == 0:
+                count_dissent(rows, a, min(e, count), counts)
+            # One simple loop for each thing: the compiler makes vectors of them.
+            total, values = state[0], out[a:e]
+            for i in range(STRIP):
+                values[i] = finish(constants, *at(state, i)) + 0.0
+            alive = np.int32(0)
+            for i in range(STRIP):
+                alive += np.int32(1) if values[i] != 0 else np.int32(0)
+            nonzero += alive
+            wild = np.int64(0)
+            for i in range(STRIP):
+                wild |= np.int64(0) if abs(total[i]) < np.inf else np.int64(1)
+            for i in range(STRIP):
+                wild |= np.int64(0) if abs(values[i]) < np.inf else np.int64(1)
+            broken |= wild != 0
+        return -1 if broken else nonzero
+
+    return kernel
+
+
+@njit(nogil=True, cache=True)
+def widen_bfloat16(raw: Array, count: int, out: Array) -> None:
+    """bfloat16, as 16-bit words, to float32 (given as 32-bit words)."""
+    for k in range(raw.shape[0]):
+        for i in range(count):
+            out[k, i] = np.uint32(raw[k, i]) << np.uint32(16)
+
+
+@njit(nogil=True, cache=True)
+def widen_float16(raw: Array, count: int, out: Array, bits: Array) -> None:
+    """float16, as 16-bit words, to float32; `bits` is `out` seen as 32-bit words."""
+    for k in range(raw.shape[0]):
+        for i in range(count):
+            bits[k, i] = (np.uint32(raw[k, i]) & np.uint32(0x7FFF)) << np.uint32(13)
+        # The exponents differ by 112; a product also brings subnormals to their place.
+        for i in range(count):
+            out[k, i] *= np.float32(2.0**112)
+        for i in range(count):
+            half = np.uint32(raw[k, i])
+            special = np.uint32(0x7F800000) if half & np.uint32(0x7C00) == 0x7C00 else np.uint32(0)
+            bits[k, i] |= special | ((half & np.uint32(0x8000)) << np.uint32(16))
+
+
+@njit(nogil=True, cache=True)
+def add_checksums(words: Array, count: int, first: int, keys: Array, sums: Array) -> None:
+    """Add the checksum of the first `count` words of every row."""
+    for k in range(words.shape[0]):
+        sums[k] += checksum(words[k, :count], first, keys)
+
+
+@njit(nogil=True, cache=True)
+def pack(values: Array, mask: Array, kept: Array) -> int:
+    """Write a bit per value, low bit first, and the values that are not zero; return their number."""
+    flags = np.empty(STRIP, np.uint8)
+    groups = flags.view(np.uint64)
+    at = 0
+    for a in range(0, values.shape[0], STRIP):
+        some = values[a : a + STRIP]
+        for i in range(some.shape[0]):
+            flags[i] = some[i] != 0
+        for i in range(some.shape[0], -(-some.shape[0] // 8) * 8):
+            flags[i] = 0
+        for j in range(-(-some.shape[0] // 8)):
+            group = groups[j]
+            byte = (group * np.uint64(0x0102040810204080)) >> np.uint64(56)
+            mask[a // 8 + j] = byte
+            if byte == np.uint64(255):
+                for i in range(8):
+                    kept[at + i] = some[8 * j + i]
+                at += 8
+            elif byte != np.uint64(0):
+                for i in range(min(8, some.shape[0] - 8 * j)):
+                    kept[at] = some[8 * j + i]
+                    at += np.int64(flags[8 * j + i])
+    return at

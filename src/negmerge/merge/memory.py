@@ -1,0 +1,81 @@
+"""How much memory a merge may use, and where large results wait when that is not enough."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.errors import OptionError
+
+TILES = 6 << 20
+"""Memory for the rows of one worker; it does not grow with the pool."""
+AROUND = 12 << 20
+"""What a worker needs besides: state, scratch, and results that wait for their turn."""
+LARGE = 256 << 20
+"""A tensor whose result is larger waits on disk, also when no limit was given."""
+
+
+class Budget:
+    """The memory left for a merge.
+
+    >>> Budget(None).workers(8)
+    8
+
+    limit: bytes the whole process may use, or None; folder: where results too large for it wait,
+        or None to keep them in memory.
+    """
+
+    def __init__(self, limit: int | None, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.limit = limit
+        self.large = LARGE
+        if limit is None:
+            return
+        used = anonymous_memory()
+        self.left = limit - used - AROUND
+        if self.left < TILES + AROUND:
+            least = used + TILES + 2 * AROUND
+            raise OptionError(
+                f"max-memory {limit // 2**20} MiB is too little: "
+                f"this merge needs at least {-(-least // 2**20)} MiB"
+            )
+        self.large = min(LARGE, max(0, self.left - TILES - AROUND) // 2)
+
+    def workers(self, wanted: int) -> int:
+        """How many workers fit."""
+        if self.limit is None:
+            return wanted
+        return max(1, min(wanted, self.left // (TILES + AROUND)))
+
+    def is_large(self, nbytes: int) -> bool:
+        """Whether a result has to wait on disk."""
+        return self.folder is not None and nbytes > self.large
+
+    def allocate(self, count: int, dtype: Any) -> NDArray[Any]:
+        """An array in memory, or on disk if it is too large; its content is undefined."""
+        if not self.is_large(count * np.dtype(dtype).itemsize):
+            return np.empty(count, dtype)
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            return np.memmap(file, dtype, "w+", shape=(count,))
+
+
+def anonymous_memory() -> int:
+    """Bytes of memory of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OptionError("max-memory: this system does not tell how much memory is in use")
+
+
+def available_workers(wanted: int | None) -> int:
+    """The number asked for, or one for each core this process may use."""
+    if wanted is None:
+        return len(os.sched_getaffinity(0))
+    if wanted < 1:
+        raise OptionError(f"workers {wanted}: wanted at least 1")
+    return wanted

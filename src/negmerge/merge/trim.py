@@ -1,0 +1,251 @@
+"""The exact k-th largest magnitude, found without holding the vectors (TIES, localize).
+
+A sample of strips brackets the threshold; one pass over the files counts what lies above the bracket
+and collects what lies inside; the answer is then exact or known to be missed. A miss (a heavy tie, an
+unlucky sample) is settled by counting digits of 16 bits, from the highest, one pass for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from negmerge.header import TensorInfo
+from negmerge.merge.inputs import Inputs
+from negmerge.merge.kernels import STRIP
+from negmerge.merge.parallel import ordered
+from negmerge.merge.rules import Constants, Rule
+from negmerge.merge.tiles import Segment, TileReader, segments
+from negmerge.progress import Progress
+
+R = TypeVar("R")
+Floats = NDArray[np.float64]
+SMALL = 1 << 20
+"""Groups of at most so many elements are collected whole."""
+MARGIN = 0.002
+"""Half the width of the bracket, as a share of all elements."""
+
+
+@dataclass
+class Thresholds:
+    """The least magnitude to keep, for each member or for the mean, by tensor."""
+
+    rule: Rule
+    found: dict[str, Floats] = field(default_factory=dict)
+
+    def limits(self, name: str) -> Floats:
+        """Numbers for the fold of a tensor."""
+        if self.rule.trimmed == "members":
+            return self.found[name]
+        return np.array(self.rule.limits())
+
+    def constants(self, name: str, majority: float) -> Constants:
+        """Numbers for the finish of a tensor, after the rule's own."""
+        if self.rule.trimmed == "members":
+            return (majority,)
+        return (float(self.found[name][0]),) if self.rule.trimmed else ()
+
+
+def find_thresholds(
+    inputs: Inputs, rule: Rule, workers: int, progress: Progress
+) -> Thresholds:
+    """Find what a rule trims at; nothing is read for a rule that does not trim."""
+    thresholds = Thresholds(rule)
+    if not rule.trimmed:
+        return thresholds
+    progress.stage("finding thresholds", inputs.nbytes)
+    tensors = inputs.merged
+    for group in [tensors] if rule.options["scope"] == "model" else [[t] for t in tensors]:
+        search = Search(inputs, group, rule.trimmed == "mean", workers, progress)
+        least = search.threshold(rule.options["density"])
+        thresholds.found.update({info.name: least for info in group})
+    return thresholds
+
+
+class Search:
+    """The search in one group of tensors, for all members or for their mean at once."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        tensors: list[TensorInfo],
+        mean: bool,
+        workers: int,
+        progress: Progress,
+    ) -> None:
+        self.inputs, self.tensors, self.mean = inputs, tensors, mean
+        self.workers, self.progress = workers, progress
+        self.width = 1 if mean else len(inputs.members)
+        self.elements = sum(info.elements for info in tensors)
+
+    def threshold(self, density: float) -> Floats:
+        """The (k+1)-th largest magnitude, k = ⌊density · elements⌋: what is at least that is kept."""
+        k = int(density * self.elements)
+        if k >= self.elements:
+            return np.zeros(self.width)
+        rank = k + 1
+        low, high = self._bracket(rank)
+        above, inside = self._collect(low, high)
+        missed = [
+            g
+            for g in range(self.width)
+            if inside[g] is None or not above[g] < rank <= above[g] + inside[g].size
+        ]
+        least = np.zeros(self.width)
+        for g in range(self.width):
+            values = inside[g]
+            if g not in missed and values is not None:
+                place = values.size - (rank - above[g])
+                least[g] = np.partition(values, place)[place]
+        return self._by_digits(rank, missed, least) if missed else least
+
+    def _bracket(self, rank: int) -> tuple[Floats, Floats]:
+        if self.elements <= SMALL:
+            return np.zeros(self.width), np.full(self.width, np.inf)
+        strips = self.elements // STRIP
+        every = max(1, strips // 1024)
+        sample = [
+            Segment(s.info, start, min(start + STRIP, s.stop), 0)
+            for s in segments(self.tensors)
+            for j, start in enumerate(range(s.start, s.stop, STRIP))
+            if (s.strip + j) % every == 0
+        ]
+        values = np.concatenate(list(self._each(sample, lambda some: some.copy())), axis=1)
+        size = values.shape[1]
+        share = rank / self.elements
+        first = max(0, int((share - MARGIN) * size) - 1)
+        last = min(size - 1, int((share + MARGIN) * size) + 1)
+        places = [size - 1 - last, size - 1 - first]
+        values.partition(places, axis=1)
+        low = values[:, places[0]].copy() if last < size - 1 else np.zeros(self.width)
+        high = values[:, places[1]].copy() if first > 0 else np.full(self.width, np.inf)
+        return low, high
+
+    def _collect(
+        self, low: Floats, high: Floats
+    ) -> tuple[NDArray[np.int64], list[Floats | None]]:
+        """Count what is above the bracket and gather what is in it; None where that is too much."""
+        above = np.zeros(self.width, np.int64)
+        inside: list[list[Floats]] = [[] for _ in range(self.width)]
+        room = max(SMALL, int(self.elements * MARGIN * 4))
+
+        def run(values: Floats) -> tuple[NDArray[np.int64], list[Floats]]:
+            counts = np.zeros(self.width, np.int64)
+            found = []
+            buffer = np.empty(values.shape[1])
+            for g in range(self.width):
+                counts[g], size = gather(values[g], low[g], high[g], buffer)
+                found.append(buffer[:size].copy())
+            return counts, found
+
+        sizes = np.zeros(self.width, np.int64)
+        for counts, found in self._each(segments(self.tensors), run, show=True):
+            above += counts
+            for g in range(self.width):
+                sizes[g] += found[g].size
+                if sizes[g] > room:
+                    inside[g] = []
+                else:
+                    inside[g].append(found[g])
+        return above, [
+            None if sizes[g] > room else np.concatenate(inside[g]) for g in range(self.width)
+        ]
+
+    def _by_digits(self, rank: int, groups: list[int], least: Floats) -> Floats:
+        """Settle groups by counting 16-bit digits of the float64 pattern, the highest first."""
+        prefixes = {g: 0 for g in groups}
+        ranks = {g: rank for g in groups}
+        for shift in (48, 32, 16, 0):
+
+            def run(values: Floats, shift: int = shift) -> NDArray[np.int64]:
+                counts = np.zeros((len(groups), 1 << 16), np.int64)
+                for row, g in enumerate(groups):
+                    bits = values[g].view(np.uint64)
+                    count_digits(bits, np.uint64(prefixes[g]), np.uint64(shift), counts[row])
+                return counts
+
+            counts = np.zeros((len(groups), 1 << 16), np.int64)
+            for found in self._each(segments(self.tensors), run):
+                counts += found
+            for row, g in enumerate(groups):
+                from_top = np.cumsum(counts[row][::-1])
+                # NaN is not counted; a tensor that holds it is refused when it is merged.
+                digit = (1 << 16) - 1 - min(int(np.searchsorted(from_top, ranks[g])), (1 << 16) - 1)
+                ranks[g] -= int(from_top[-1] - np.cumsum(counts[row])[digit])
+                prefixes[g] = (prefixes[g] << 16) | digit
+        for g in groups:
+            least[g] = np.array([prefixes[g]], np.uint64).view(np.float64)[0]
+        return least
+
+    def _each(
+        self, work: list[Segment], run: Callable[[Floats], R], show: bool = False
+    ) -> Iterator[R]:
+        """Give the magnitudes of every segment, one row for each member or one for the mean, to
+        `run`, tile by tile; yields what it returns for each tile."""
+        unused = np.zeros(len(self.inputs.models), np.uint64)
+
+        def visit(reader: TileReader, segment: Segment) -> list[R]:
+            results: list[R] = []
+            for start, size in reader.tiles(segment):
+                rows, _ = reader.read(segment.info.name, start, size, unused.copy())
+                values = np.empty((self.width, size))
+                magnitudes(rows, self.mean, values)
+                results.append(run(values))
+            return results
+
+        found = ordered(work, visit, lambda: TileReader(self.inputs), self.workers)
+        for segment, results in zip(work, found, strict=True):
+            yield from results
+            if show:
+                infos = self.inputs.infos(segment.info.name)
+                share = (segment.stop - segment.start) / segment.info.elements
+                self.progress.advance(int(share * sum(i.nbytes for i in infos)))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def magnitudes(rows: NDArray[Any], mean: bool, out: Floats) -> None:
+    """|θₖ − θ₀| of each member, or |mean of them|."""
+    n = rows.shape[0] - 1
+    size = out.shape[1]
+    if mean:
+        out[0, :] = 0.0
+        for k in range(1, n + 1):
+            for i in range(size):
+                out[0, i] += np.float64(rows[k, i]) - np.float64(rows[0, i])
+        for i in range(size):
+            out[0, i] = abs(out[0, i] / n)
+    else:
+        for k in range(1, n + 1):
+            for i in range(size):
+                out[k - 1, i] = abs(np.float64(rows[k, i]) - np.float64(rows[0, i]))
+
+
+@njit(nogil=True, cache=True)
+def gather(values: Floats, low: float, high: float, inside: Floats) -> tuple[int, int]:
+    """How many values lie above `high`, and how many between, which are written to `inside`."""
+    above = 0
+    for i in range(values.shape[0]):
+        above += values[i] > high
+    size = 0
+    for i in range(values.shape[0]):
+        value = values[i]
+        if low <= value <= high:
+            inside[size] = value
+            size += 1
+    return above, size
+
+
+@njit(nogil=True, cache=True)
+def count_digits(
+    bits: NDArray[np.uint64], prefix: np.uint64, shift: np.uint64, counts: NDArray[np.int64]
+) -> None:
+    """Count the 16-bit digit at `shift` of the numbers whose higher digits are `prefix`."""
+    infinite = np.uint64(0x7FF0000000000000)
+    for i in range(bits.shape[0]):
+        if bits[i] <= infinite and (shift == 48 or bits[i] >> (shift + np.uint64(16)) == prefix):
+            counts[(bits[i] >> shift) & np.uint64(0xFFFF)] += 1

@@ -1,0 +1,265 @@
+"""The patch file: a sparse task vector and where it came from (`docs/patch-format.md`).
+
+It is a safetensors file. A dense tensor is stored under its own name; a sparse one as a bit mask
+`NAME#mask` and the values that are not zero `NAME#values`; one that is all zero is only listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.checkpoint import Checkpoint
+from negmerge.dtypes import SIZES, Bytes
+from negmerge.errors import FileError, OptionError, shown
+from negmerge.files import write
+from negmerge.header import TensorInfo, build_header, parse_json
+
+FORMAT = "negmerge-patch/1"
+MASK, VALUES = "#mask", "#values"
+Layout = Literal["auto", "sparse", "dense"]
+Source = NDArray[Any] | tuple[Checkpoint, TensorInfo]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a task vector: bits and values, or all values, or nothing.
+
+    mask: one bit per element, low bit first; None if the values are dense or there are none.
+    values: float32, or float64 where an input was float64.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    nonzero: int
+    mask: Source | None = None
+    values: Source | None = None
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def layout(self) -> str:
+        return "zero" if self.values is None else "dense" if self.mask is None else "sparse"
+
+    def bits(self, start: int = 0, stop: int | None = None) -> Bytes:
+        """Bytes `start` to `stop` of the mask."""
+        assert self.mask is not None
+        return _part(self.mask, np.uint8, start, -(-self.elements // 8) if stop is None else stop)
+
+    def stored(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Values `start` to `stop`, as stored."""
+        if self.values is None:
+            return np.empty(0, _numpy(self.dtype))
+        count = self.elements if self.mask is None else self.nonzero
+        return _part(self.values, _numpy(self.dtype), start, count if stop is None else stop)
+
+    def dense(self) -> NDArray[Any]:
+        """All elements, flat."""
+        if self.values is None:
+            return np.zeros(self.elements, _numpy(self.dtype))
+        if self.mask is None:
+            return self.stored()
+        found = np.zeros(self.elements, _numpy(self.dtype))
+        found[self.positions()] = self.stored()
+        return found
+
+    def positions(self) -> NDArray[np.int64]:
+        """Flat indices of the elements that are not zero."""
+        if self.values is None:
+            return np.empty(0, np.int64)
+        if self.mask is None:
+            return np.flatnonzero(self.stored())
+        return np.flatnonzero(np.unpackbits(self.bits(), count=self.elements, bitorder="little"))
+
+    @classmethod
+    def of(cls, flat: NDArray[Any], shape: tuple[int, ...], layout: Layout = "auto") -> Entry:
+        """Pack a flat float32 or float64 array.
+
+        >>> Entry.of(np.array([0, 2, 0], np.float32), (3,), "sparse").stored()
+        array([2.], dtype=float32)
+        """
+        dtype = {4: "F32", 8: "F64"}[flat.itemsize]
+        nonzero = int(np.count_nonzero(flat))
+        if not nonzero:
+            return cls(shape, dtype, 0)
+        if layout_for(nonzero, flat.size, dtype, layout) == "dense":
+            return cls(shape, dtype, nonzero, None, flat)
+        mask = np.packbits(flat != 0, bitorder="little")
+        return cls(shape, dtype, nonzero, mask, flat[flat != 0])
+
+
+def layout_for(nonzero: int, elements: int, dtype: str, layout: Layout) -> str:
+    """The layout of a tensor: as asked for, or the smaller one."""
+    if layout != "auto":
+        return layout
+    sparse = -(-elements // 8) + nonzero * SIZES[dtype]
+    return "sparse" if sparse < elements * SIZES[dtype] else "dense"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a task vector came from.
+
+    members: name and fingerprint of each, and how often it alone kept the others from agreeing
+        (`sole_dissent`, a share of the `sampled` elements; absent below three members).
+    kept: tensors that stay the base's: integers, and BatchNorm statistics unless they are merged.
+    """
+
+    rule: str
+    n: int
+    base: str
+    options: dict[str, Any] = field(default_factory=dict)
+    members: list[dict[str, Any]] = field(default_factory=list)
+    sampled: int = 0
+    kept: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_metadata(self) -> dict[str, str]:
+        return {k: v if isinstance(v, str) else _json(v) for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Origin:
+        try:
+            plain = {k: metadata[k] for k in ("rule", "base")}
+            parsed = {
+                k: json.loads(metadata[k])
+                for k in ("n", "options", "members", "sampled", "kept", "digests", "versions")
+            }
+            return cls(**plain, **parsed)
+        except (KeyError, ValueError) as error:
+            raise FileError(f"{path}: metadata of the patch is damaged at {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result may depend on."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("negmerge", "numba", "numpy")}
+
+
+class PatchWriter:
+    """Writes a patch while it is made: values in the order they come, then masks, the header last.
+
+    Room for the header is kept free at the front; it depends on names and shapes only, so the same
+    input gives the same bytes.
+    """
+
+    def __init__(self, descriptor: int, tensors: Mapping[str, tuple[str, tuple[int, ...]]], n: int):
+        self.descriptor = descriptor
+        _refuse_collisions(tensors)
+        worst = {name + end: ("F64", shape) for name, (_, shape) in tensors.items() for end in (MASK, VALUES)}
+        table = {name: [dtype, list(shape), "sparse", 10**15] for name, (dtype, shape) in tensors.items()}
+        self.room = len(build_header(worst, {"tensors": _json(table)})[0]) + 4096 + n * 1024
+        self.room += sum(len(name.encode()) + 8 for name in tensors)
+        self.at = 8 + self.room
+        self.laid: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.masks: list[tuple[str, Bytes]] = []
+        self.table: dict[str, Any] = {}
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Append one tensor."""
+        self.table[name] = [entry.dtype, list(entry.shape), entry.layout, entry.nonzero]
+        if entry.layout == "zero":
+            return
+        values = entry.stored()
+        if entry.layout == "dense":
+            self._append(name, entry.dtype, entry.shape, values)
+        else:
+            self._append(name + VALUES, entry.dtype, (entry.nonzero,), values)
+            self.masks.append((name, entry.bits()))
+
+    def finish(self, origin: Origin) -> None:
+        """Write masks and header; nothing may be added afterwards."""
+        for name, mask in self.masks:
+            self._append(name + MASK, "U8", mask.shape, mask)
+        metadata = {"format": FORMAT, "tensors": _json(self.table)} | origin.to_metadata()
+        header, _ = build_header(self.laid, metadata, self.room)
+        assert len(header) == 8 + self.room, "the room kept for the header was too small"
+        write(self.descriptor, header, 0)
+
+    def _append(self, key: str, dtype: str, shape: tuple[int, ...], data: NDArray[Any]) -> None:
+        write(self.descriptor, memoryview(np.ascontiguousarray(data)), self.at)
+        self.laid[key] = (dtype, shape)
+        self.at += data.nbytes
+
+
+def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin, Checkpoint]:
+    """The entries of a patch, still on disk, and its origin."""
+    file = Checkpoint(path, may_be_empty=True)
+    metadata = file.metadata
+    if metadata.get("format") != FORMAT:
+        found = metadata.get("format")
+        raise FileError(
+            f"{path}: not a patch: metadata 'format' is {shown(found)}, wanted {FORMAT!r}; "
+            "a patch is what `negmerge merge` writes"
+        )
+    origin = Origin.from_metadata(metadata, file.path)
+    table = parse_json(metadata.get("tensors", "").encode(), file.path)
+    used: set[str] = set()
+    entries: dict[str, Entry] = {}
+
+    def part(key: str, dtype: str, shape: tuple[int, ...]) -> Source:
+        info = file.tensors.get(key)
+        if info is None or (info.dtype, info.shape) != (dtype, shape):
+            raise FileError(f"{path} {shown(key)}: wanted {dtype} of shape {shape}, as listed")
+        used.add(key)
+        return file, info
+
+    for name, row in table.items():
+        dtype, shape, layout, nonzero = _checked_row(path, name, row)
+        elements = prod(shape)
+        if layout == "zero":
+            entries[name] = Entry(shape, dtype, 0)
+        elif layout == "dense":
+            entries[name] = Entry(shape, dtype, nonzero, None, part(name, dtype, shape))
+        else:
+            mask = part(name + MASK, "U8", (-(-elements // 8),))
+            entries[name] = Entry(shape, dtype, nonzero, mask, part(name + VALUES, dtype, (nonzero,)))
+    if used != file.tensors.keys():
+        raise FileError(f"{path} {shown(min(file.tensors.keys() - used))}: not listed in the patch")
+    return entries, origin, file
+
+
+def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], str, int]:
+    match row:
+        case [("F32" | "F64") as dtype, list(shape), ("zero" | "dense" | "sparse") as layout, int(nonzero)]:
+            if all(type(s) is int and s >= 0 for s in shape) and 0 <= nonzero <= prod(shape):
+                return dtype, tuple(shape), layout, nonzero
+    raise FileError(f"{path} {shown(name)}: damaged entry {shown(row)} in the patch's table")
+
+
+def _refuse_collisions(tensors: Mapping[str, Any]) -> None:
+    for name in tensors:
+        for end in (MASK, VALUES):
+            if name.endswith(end) and name.removesuffix(end) in tensors:
+                raise OptionError(
+                    f"tensor {shown(name)}: its name is reserved for the parts of "
+                    f"{shown(name.removesuffix(end))}; rename it in all models"
+                )
+
+
+def _part(source: Source, dtype: Any, start: int, stop: int) -> NDArray[Any]:
+    if isinstance(source, np.ndarray):
+        return source.reshape(-1)[start:stop]
+    model, info = source
+    size = np.dtype(dtype).itemsize
+    return model.read(info, start * size, stop * size).view(dtype)
+
+
+def _numpy(dtype: str) -> Callable[..., Any]:
+    return np.float32 if dtype == "F32" else np.float64
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from negmerge.apply import apply as apply
+    from negmerge.patching import apply as apply
     from negmerge.errors import NegMergeError as NegMergeError
     from negmerge.merge.accumulator import Accumulator as Accumulator
     from negmerge.merge.engine import merge as merge
@@ -20,7 +20,7 @@ _HOME = {
     "Accumulator": "negmerge.merge.accumulator",
     "NegMergeError": "negmerge.errors",
     "TaskVector": "negmerge.task_vector",
-    "apply": "negmerge.apply",
+    "apply": "negmerge.patching",
     "merge": "negmerge.merge.engine",
 }
 __all__ = ["Accumulator", "NegMergeError", "TaskVector", "apply", "merge"]

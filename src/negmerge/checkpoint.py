@@ -86,6 +86,10 @@ class Checkpoint:
                 )
             view, at = view[done:], at + done
 
+    def place(self, info: TensorInfo) -> tuple[int, int]:
+        """The open descriptor of a tensor's file and the byte where the tensor begins."""
+        return self._descriptors[info.file], info.offset
+
     def read(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> Bytes:
         """The bytes of a tensor, or of a part of it."""
         buffer = np.empty((info.nbytes if stop is None else stop) - start, np.uint8)

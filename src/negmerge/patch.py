@@ -194,7 +194,7 @@ class PatchWriter:
         self.at += data.nbytes
 
 
-def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin, Checkpoint]:
+def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin]:
     """The entries of a patch, still on disk, and its origin."""
     file = Checkpoint(path, may_be_empty=True)
     metadata = file.metadata
@@ -228,7 +228,7 @@ def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin, 
             entries[name] = Entry(shape, dtype, nonzero, mask, part(name + VALUES, dtype, (nonzero,)))
     if used != file.tensors.keys():
         raise FileError(f"{path} {shown(min(file.tensors.keys() - used))}: not listed in the patch")
-    return entries, origin, file
+    return entries, origin
 
 
 def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], str, int]:

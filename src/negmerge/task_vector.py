@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from negmerge.checkpoint import Checkpoint
 from negmerge.errors import MismatchError, ValueRangeError, shown
 from negmerge.files import atomic
 from negmerge.names import component_of, depth_of
@@ -55,7 +54,8 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         self.entries = dict(sorted(entries.items()))
         self.origin = origin
         self.scale = float(scale)
-        self._file: Checkpoint | None = None
+        self.on_device: dict[Any, Any] = {}
+        """Positions and values as tensors, kept by `applied` for the next time."""
 
     # ------------------------------------------------------------------------- making and keeping
 
@@ -74,10 +74,8 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     @classmethod
     def load(cls, path: PathLike) -> TaskVector:
         """Open a patch file; tensors are read when they are asked for."""
-        entries, origin, file = read_patch(path)
-        vector = cls(entries, origin)
-        vector._file = file
-        return vector
+        entries, origin = read_patch(path)
+        return cls(entries, origin)
 
     def save(self, path: PathLike, layout: Layout = "auto") -> None:
         """Write a patch file; the scale becomes part of the values."""
@@ -113,7 +111,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
 
     def __mul__(self, factor: float) -> TaskVector:
         vector = TaskVector(self.entries, self.origin, self.scale * factor)
-        vector._file = self._file
+        vector.on_device = self.on_device
         return vector
 
     __rmul__ = __mul__

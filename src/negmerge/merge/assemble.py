@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.header import TensorInfo
-from negmerge.merge import kernels
 from negmerge.merge.memory import Budget
 from negmerge.merge.tiles import SEGMENT
 from negmerge.patch import Entry, Layout, layout_for
@@ -44,8 +43,7 @@ class Assembly:
         size = info.elements * np.dtype(self.kind).itemsize
         self.whole: NDArray[Any] | None = None
         if in_place or budget.is_large(size):
-            # The kernels write whole strips.
-            self.whole = budget.allocate(info.elements + kernels.STRIP, self.kind)
+            self.whole = budget.allocate(info.elements, self.kind)
         self.pieces: list[Piece] = []
 
     def add(self, piece: Piece) -> None:
@@ -60,13 +58,18 @@ class Assembly:
             return Entry(shape, self.dtype, 0)
         sparse = layout_for(nonzero, elements, self.dtype, self.layout) == "sparse"
         if self.whole is not None:
-            flat = self.whole[:elements]
             if not sparse:
-                return Entry(shape, self.dtype, nonzero, None, flat)
+                return Entry(shape, self.dtype, nonzero, None, self.whole)
             mask = self.budget.allocate(-(-elements // 8), np.uint8)
-            values = self.budget.allocate(nonzero + 8, self.kind)
-            kernels.pack(flat, mask, values)
-            return Entry(shape, self.dtype, nonzero, mask, values[:nonzero])
+            values = self.budget.allocate(nonzero, self.kind)
+            at = 0
+            for start in range(0, elements, SEGMENT):
+                part = self.whole[start : start + SEGMENT]
+                some = part[part != 0]
+                mask[start // 8 : start // 8 + -(-part.size // 8)] = np.packbits(part != 0, bitorder="little")
+                values[at : at + some.size] = some
+                at += some.size
+            return Entry(shape, self.dtype, nonzero, mask, values)
         if sparse:
             mask = np.concatenate([piece.mask for piece in self.pieces])
             values = np.concatenate([piece.values for piece in self.pieces])
@@ -79,11 +82,3 @@ class Assembly:
             part = flat[start : start + SEGMENT]
             part[np.unpackbits(piece.mask, count=part.size, bitorder="little").view(bool)] = piece.values
         return flat
-
-
-def packed(out: NDArray[Any], nonzero: int, room: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Mask and values of a segment; `room` is scratch of its size plus eight."""
-    mask = np.zeros(-(-out.size // 8), np.uint8)
-    if nonzero:
-        kernels.pack(out, mask, room)
-    return mask, room[:nonzero].copy()

@@ -1,41 +1,54 @@
-"""What turns a tile into merged values: the fused kernels here, or torch on a device."""
+"""What turns a segment into merged values: the fused kernels here, or torch on a device."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.dtypes import Bytes
 from negmerge.errors import OptionError
 from negmerge.fingerprint import KEYS
 from negmerge.merge import kernels
 from negmerge.merge.rules import Constants, Rule
+from negmerge.merge.tiles import Segment, TileReader
+
+NO_BYTES = np.empty((0, 0), np.uint8)
+NO_PLACES = (np.empty(0, np.int32), np.empty(0, np.int64))
+
+
+@dataclass
+class Task:
+    """One segment to merge, and where its results go.
+
+    divisor: what finished values are divided by; out: where they go, unless there is a mask: then
+        they are packed into mask and kept.
+    """
+
+    segment: Segment
+    limits: NDArray[np.float64]
+    constants: Constants
+    divisor: float
+    every: int
+    sums: NDArray[np.uint64]
+    dissent: NDArray[np.int64]
+    out: NDArray[Any]
+    mask: NDArray[np.uint8]
+    kept: NDArray[Any]
 
 
 class Compute(Protocol):
-    """Merges one tile; each worker has its own.
+    """Merges segments; each worker has its own.
 
     ballot: the sum of elected signs, and how many elements cancel exactly (ties only).
     """
 
     ballot: NDArray[np.int64]
 
-    def tile(
-        self,
-        rows: NDArray[Any],
-        words: NDArray[np.uint64],
-        count: int,
-        start: int,
-        sums: NDArray[np.uint64],
-        limits: NDArray[np.float64],
-        constants: Constants,
-        strip: int,
-        every: int,
-        dissent: NDArray[np.int64],
-        out: NDArray[Any],
-    ) -> int:
-        """Fill out[:count]; return the number of values that are not zero, −1 if not all finite."""
+    def segment(self, reader: TileReader, task: Task) -> int:
+        """Merge one segment; return the number of values that are not zero, or NOT_FINITE."""
         ...
 
 
@@ -44,39 +57,67 @@ class CpuCompute:
 
     def __init__(self, rule: Rule) -> None:
         fold, finish = rule.parts()
-        self.kernel = kernels.tile_kernel(fold, finish)
+        self.kernel = kernels.segment_kernel(fold, finish)
         self.state = kernels.new_state(fold)
         self.ballot = np.zeros(2, np.int64)
 
-    def tile(
+    def segment(self, reader: TileReader, task: Task) -> int:
+        segment = task.segment
+        formats = reader.formats(segment.info.name)
+        if len(formats) == 1:
+            raw, rows, half = reader.rows(*formats)
+            places = reader.places(segment.info.name)
+            found = self._run(task, segment, 0, places, reader.tile, raw, rows, half)
+            if found != kernels.NOT_READ:
+                return found
+        return self._slowly(reader, task)
+
+    def _slowly(self, reader: TileReader, task: Task) -> int:
+        """Tile by tile: a mixed pool, or a file that could not be read as expected."""
+        task.sums[:] = 0
+        task.dissent[:] = 0
+        nonzero = 0
+        for part in reader.tiles(task.segment):
+            rows = reader.read(part.info.name, part.start, part.stop - part.start, task.sums)
+            found = self._run(task, part, nonzero, NO_PLACES, reader.tile, NO_BYTES, rows, 0)
+            if found < 0:
+                return found
+            nonzero += found
+        return nonzero
+
+    def _run(
         self,
+        task: Task,
+        part: Segment,
+        nonzero: int,
+        places: tuple[NDArray[np.int32], NDArray[np.int64]],
+        tile: int,
+        raw: Bytes,
         rows: NDArray[Any],
-        words: NDArray[np.uint64],
-        count: int,
-        start: int,
-        sums: NDArray[np.uint64],
-        limits: NDArray[np.float64],
-        constants: Constants,
-        strip: int,
-        every: int,
-        dissent: NDArray[np.int64],
-        out: NDArray[Any],
+        half: int,
     ) -> int:
+        at = part.start - task.segment.start
         return self.kernel(
+            *places,
+            raw,
             rows,
-            words,
-            count,
-            start,
+            half,
+            part.start,
+            part.stop,
+            tile,
             KEYS,
-            sums,
-            limits,
-            constants,
+            task.sums,
+            task.limits,
+            task.constants,
+            task.divisor,
             self.state,
             self.ballot,
-            strip,
-            every,
-            dissent,
-            out,
+            part.strip,
+            task.every,
+            task.dissent,
+            task.out[at:],
+            task.mask[at // 8 :],
+            task.kept[nonzero:],
         )
 
 

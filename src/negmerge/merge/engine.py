@@ -21,11 +21,11 @@ from negmerge.files import atomic
 from negmerge.fingerprint import digest_of, fingerprint, tensor_checksum
 from negmerge.header import TensorInfo
 from negmerge.merge import kernels
-from negmerge.merge.assemble import NOTHING, Assembly, Piece, packed
-from negmerge.merge.compute import Compute, check_device, make_compute
+from negmerge.merge.assemble import NOTHING, Assembly, Piece
+from negmerge.merge.compute import Compute, Task, check_device, make_compute
 from negmerge.merge.inputs import Buffers, Inputs, PathLike, check_identical, refuse_overwriting
-from negmerge.merge.memory import Budget, available_workers
-from negmerge.merge.parallel import ordered
+from negmerge.merge.memory import Budget
+from negmerge.parallel import available_workers, ordered
 from negmerge.merge.rules import Rule, make_rule
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
 from negmerge.merge.trim import Thresholds, find_thresholds
@@ -108,12 +108,11 @@ class Worker:
     compute: Compute
     scratch: dict[Any, NDArray[Any]] = field(default_factory=dict)
 
-    def room(self, label: str, kind: Any) -> NDArray[Any]:
-        """Scratch for one segment."""
-        key = (label, kind)
-        if key not in self.scratch:
-            self.scratch[key] = np.empty(SEGMENT + kernels.STRIP, kind)
-        return self.scratch[key]
+    def room(self, kind: Any) -> NDArray[Any]:
+        """Scratch for the packed values of one segment."""
+        if kind not in self.scratch:
+            self.scratch[kind] = np.empty(SEGMENT + 1, kind)
+        return self.scratch[kind]
 
 
 class Merge:
@@ -134,7 +133,7 @@ class Merge:
         self.workers = budget.workers(available_workers(workers))
         self.allow_duplicates = False
         # Made here so that the workers share one compiled kernel instead of compiling one each.
-        kernels.tile_kernel(*rule.parts())
+        kernels.segment_kernel(*rule.parts())
         self.n = len(inputs.members)
         elements = sum(info.elements for info in inputs.merged)
         self.every = 0 if self.n < 3 else 1 if elements <= EXACT_DISSENT else 64
@@ -165,7 +164,7 @@ class Merge:
             self.dissent += piece.dissent
             self.sampled += self._sampled(segment)
             assembly.add(piece)
-            self.progress.advance(self._nbytes(segment))
+            self.progress.advance(self.inputs.bytes_of(name, segment.stop - segment.start))
             if segment.stop == segment.info.elements:
                 yield name, assembly.entry()
         for info in self.inputs.kept:
@@ -226,44 +225,31 @@ class Merge:
         self, worker: Worker, work: tuple[Segment, Assembly]
     ) -> tuple[Segment, Assembly, Piece]:
         segment, assembly = work
-        info, reader = segment.info, worker.reader
+        name = segment.info.name
         assert self.thresholds is not None
-        limits = self.thresholds.limits(info.name)
-        constants = self.rule.constants(self.n) + self.thresholds.constants(info.name, self.majority)
-        sums = np.zeros(self.n + 1, np.uint64)
-        dissent = np.zeros(self.n, np.int64)
         count = segment.stop - segment.start
-        in_place = assembly.whole is not None
-        out = assembly.whole[segment.start :] if in_place else worker.room("out", assembly.kind)
-        nonzero = 0
-        for start, size in reader.tiles(segment):
-            at = start - segment.start
-            rows, words = reader.read(info.name, start, size, sums)
-            strip = segment.strip + at // kernels.STRIP
-            found = worker.compute.tile(
-                rows,
-                words,
-                size,
-                start,
-                sums,
-                limits,
-                constants,
-                strip,
-                self.every,
-                dissent,
-                out[at:],
-            )
-            if found < 0:
-                self._explain(info)
-            nonzero += found
-        if in_place:
-            return segment, assembly, Piece(nonzero, NOTHING, NOTHING, sums, dissent)
-        mask, values = packed(out[:count], nonzero, worker.room("packed", assembly.kind))
-        return segment, assembly, Piece(nonzero, mask, values, sums, dissent)
-
-    def _nbytes(self, segment: Segment) -> int:
-        sizes = sum(FLOATS[info.dtype] for info in self.inputs.infos(segment.info.name))
-        return (segment.stop - segment.start) * sizes
+        room = worker.room(assembly.kind)
+        if assembly.whole is None:
+            out, mask, kept = room[:0], np.empty(-(-count // 8), np.uint8), room
+        else:
+            out, mask, kept = assembly.whole[segment.start : segment.stop], NOTHING, room[:0]
+        task = Task(
+            segment,
+            self.thresholds.limits(name),
+            self.rule.constants(self.n) + self.thresholds.constants(name, self.majority),
+            self.rule.divisor(self.n),
+            self.every,
+            np.zeros(self.n + 1, np.uint64),
+            np.zeros(self.n, np.int64),
+            out,
+            mask,
+            kept,
+        )
+        nonzero = worker.compute.segment(worker.reader, task)
+        if nonzero < 0:
+            self._explain(segment.info)
+        values = kept[:nonzero].copy() if mask.size else NOTHING
+        return segment, assembly, Piece(nonzero, mask, values, task.sums, task.dissent)
 
     def _sampled(self, segment: Segment) -> int:
         """How many elements of a segment the dissent count looked at."""

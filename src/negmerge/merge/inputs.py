@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.dtypes import FLOATS, INTEGERS
+from negmerge.dtypes import FLOATS, INTEGERS, SIZES
 from negmerge.errors import FileError, MismatchError, NegMergeError, shown
 from negmerge.fingerprint import fingerprint_of
 from negmerge.header import TensorInfo
@@ -74,6 +74,10 @@ class Inputs:
     def infos(self, name: str) -> list[TensorInfo]:
         """One tensor in the base and in every member."""
         return [model.tensors[name] for model in self.models]
+
+    def bytes_of(self, name: str, elements: int) -> int:
+        """Bytes of so many elements of one tensor in all models together."""
+        return elements * sum(SIZES[info.dtype] for info in self.infos(name))
 
     def check_unchanged(self) -> None:
         for model in self.models:

@@ -5,7 +5,7 @@ walked in strips that stay in the first-level cache together with the state. Eac
 per element, sums in float64 in the order of the rows; its first statistic is always the plain total,
 which is how NaN and infinity are found.
 
-Folds and finishes are plain functions that numba inlines into one loop (`tile_kernel`).
+Folds and finishes are plain functions that numba inlines into one loop (`segment_kernel`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
-from numba.extending import overload, register_jitable
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload, register_jitable
 from numpy.typing import NDArray
 
 from negmerge.fingerprint import checksum
 
 STRIP = 2048
+NOT_FINITE, NOT_READ = -1, -2
+BFLOAT16, FLOAT16 = 1, 2
 Array = NDArray[Any]
 State = tuple[Array, ...]
 
@@ -164,11 +167,12 @@ def fold_split(rows: Array, a: int, e: int, limits: Array, state: State, ballot:
         gains[i] = 0
         losses[i] = 0
     for k in range(1, rows.shape[0]):
-        member, base, least = rows[k, a:e], rows[0, a:e], limits[k - 1]
+        member, base = rows[k, a:e], rows[0, a:e]
+        least = max(limits[k - 1], 5e-324)  # a change of zero has no sign, whatever the threshold
         for i in range(e - a):
             delta = np.float64(member[i]) - np.float64(base[i])
-            up = delta >= least and delta > 0
-            down = -delta >= least and delta < 0
+            up = delta >= least
+            down = -delta >= least
             gain[i] += delta if up else 0.0
             loss[i] += delta if down else 0.0
             gains[i] += np.int32(1) if up else np.int32(0)
@@ -233,13 +237,16 @@ def count_dissent(rows: Array, a: int, e: int, counts: Array) -> None:
         counts[k - 1] += alone
 
 
-def at(state: State, i: int) -> tuple[Any, ...]:
+dissent = njit(nogil=True, cache=True)(count_dissent)
+
+
+def element(state: State, i: int) -> tuple[Any, ...]:
     """Element i of every statistic; numba needs one body for each number of them."""
     return tuple(statistic[i] for statistic in state)
 
 
-@overload(at, inline="always", strict=False)
-def _at(state: Any, i: Any) -> Callable[..., Any]:
+@overload(element, inline="always", strict=False)
+def _element(state: Any, i: Any) -> Callable[..., Any]:
     picks = {
         1: lambda state, i: (state[0][i],),
         2: lambda state, i: (state[0][i], state[1][i]),
@@ -257,9 +264,114 @@ def _at(state: Any, i: Any) -> Callable[..., Any]:
     return picks[len(state)]
 
 
+@njit(nogil=True, cache=True)
+def widen(raw: Array, half: int, count: int, rows: Array) -> None:
+    """Widen 16-bit floats to float32, exactly; half: BFLOAT16 or FLOAT16."""
+    halves, bits = raw.view(np.uint16), rows.view(np.uint32)
+    for k in range(rows.shape[0]):
+        if half == BFLOAT16:
+            for i in range(count):
+                bits[k, i] = np.uint32(halves[k, i]) << np.uint32(16)
+            continue
+        for i in range(count):
+            bits[k, i] = (np.uint32(halves[k, i]) & np.uint32(0x7FFF)) << np.uint32(13)
+        # The exponents differ by 112; a product also brings subnormals to their place.
+        for i in range(count):
+            rows[k, i] *= np.float32(2.0**112)
+        for i in range(count):
+            word = np.uint32(halves[k, i])
+            special = np.uint32(0x7F800000) if word & np.uint32(0x7C00) == 0x7C00 else np.uint32(0)
+            bits[k, i] |= special | ((word & np.uint32(0x8000)) << np.uint32(16))
+
+
+@njit(nogil=True, cache=True)
+def add_checksums(words: Array, count: int, first: int, keys: Array, sums: Array) -> None:
+    """Add the checksum of the first `count` words of every row."""
+    for k in range(words.shape[0]):
+        sums[k] += checksum(words[k, :count], first, keys)
+
+
+_pread = types.ExternalFunction(
+    "pread", types.intp(types.int32, types.voidptr, types.uintp, types.int64)
+)
+
+
+@njit(nogil=True, cache=True)
+def read_rows(
+    descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
+) -> int:
+    """Read `count` bytes into every row and clear it up to `end`; return how many rows succeeded.
+
+    The system's `pread` is called from compiled code: a merge reads in tens of thousands of
+    pieces, and taking Python's lock for each would cost as much as the reading.
+    """
+    for k in range(raw.shape[0]):
+        if _pread(descriptors[k], raw[k].ctypes.data, count, offsets[k] + start) != count:
+            return k
+        raw[k, count:end] = 0
+    return raw.shape[0]
+
+
+@intrinsic
+def _lowest_bit(typing: Any, word: Any) -> Any:
+    """The number of the lowest set bit of a 64-bit word."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def pack(values: Array, divisor: float, mask: Array, kept: Array) -> int:
+    """Write a bit per value, low bit first, and those that are not zero, divided and rounded.
+
+    values: a multiple of 64 of them, but mask may end earlier. Returns how many were kept, or
+    NOT_FINITE.
+    """
+    flags = np.empty(values.shape[0], np.uint8)
+    for i in range(values.shape[0]):
+        flags[i] = values[i] != 0
+    groups = flags.view(np.uint64)
+    at = 0
+    wild = False
+    for word in range(values.shape[0] // 64):
+        bits = np.uint64(0)
+        for j in range(8):
+            byte = (groups[8 * word + j] * np.uint64(0x0102040810204080)) >> np.uint64(56)
+            bits |= byte << np.uint64(8 * j)
+        rest = bits
+        while rest:
+            i = _lowest_bit(rest)
+            value = kept.dtype.type(values[np.uint64(64 * word) + i] / divisor)
+            kept[at] = value
+            if value != 0:
+                at += 1
+            else:  # too small for the format
+                bits &= ~(np.uint64(1) << i)
+            wild |= not abs(value) < np.inf
+            rest &= rest - np.uint64(1)
+        for j in range(min(8, mask.shape[0] - 8 * word)):
+            mask[8 * word + j] = (bits >> np.uint64(8 * j)) & np.uint64(255)
+    return NOT_FINITE if wild else at
+
+
+@register_jitable
+def settle(values: Array, divisor: float, out: Array) -> int:
+    """Divide and round in place; return how many are not zero, or NOT_FINITE."""
+    for i in range(out.shape[0]):
+        out[i] = values[i] / divisor + 0.0
+    alive, wild = np.int32(0), np.int64(0)
+    for i in range(out.shape[0]):
+        alive += np.int32(1) if out[i] != 0 else np.int32(0)
+    for i in range(out.shape[0]):
+        wild |= np.int64(0) if abs(out[i]) < np.inf else np.int64(1)
+    return NOT_FINITE if wild else np.int64(alive)
+
+
 @cache
-def tile_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Callable[..., int]:
-    """One compiled loop over a tile: checksums, fold, finish, one rounding.
+def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Callable[..., int]:
+    """One compiled loop over a segment: read, checksums, fold, finish, one rounding, pack.
 
     The kernel is cached on disk by the contents of this closure. numba would not notice an edited
     `finish`, so its code is part of them.
@@ -270,106 +382,75 @@ def tile_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Callab
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def kernel(
+        descriptors: Array,
+        offsets: Array,
+        raw: Array,
         rows: Array,
-        words: Array,
-        count: int,
+        half: int,
         start: int,
+        stop: int,
+        tile: int,
         keys: Array,
         sums: Array,
         limits: Array,
         constants: tuple[float, ...],
+        divisor: float,
         state: State,
         ballot: Array,
         strip: int,
         every: int,
         counts: Array,
         out: Array,
+        mask: Array,
+        kept: Array,
     ) -> int:
-        """Fill out[:count]; return how many are not zero, or −1 if one is not finite."""
+        """Merge elements start … stop into out, or packed into mask and kept if there is a mask.
+
+        descriptors, offsets: where row k is read from into raw; none if rows are filled already.
+        divisor: what the finished values are divided by.
+        half: how raw must be widened into rows, or 0 if rows are raw as floats.
+        Returns how many are not zero, NOT_FINITE, or NOT_READ.
+        """
         nonzero = stamp * 0
-        broken = False
-        for a in range(0, count, STRIP):
-            e = a + STRIP
-            if words.shape[0]:
-                width = rows.itemsize
-                last = min(-(-count * width // 4096) * 4096, e * width)
-                for k in range(rows.shape[0]):
-                    some = words[k, a * width // 8 : last // 8]
-                    sums[k] += checksum(some, (start + a) * width // 4096, keys)
-            fold(rows, a, e, limits, state, ballot)
-            if every and (strip + a // STRIP) % every == 0:
-                count_dissent(rows, a, min(e, count), counts)
-            # One simple loop for each thing: the compiler makes vectors of them.
-            total, values = state[0], out[a:e]
-            for i in range(STRIP):
-                values[i] = finish(constants, *at(state, i)) + 0.0
-            alive = np.int32(0)
-            for i in range(STRIP):
-                alive += np.int32(1) if values[i] != 0 else np.int32(0)
-            nonzero += alive
-            wild = np.int64(0)
-            for i in range(STRIP):
-                wild |= np.int64(0) if abs(total[i]) < np.inf else np.int64(1)
-            for i in range(STRIP):
-                wild |= np.int64(0) if abs(values[i]) < np.inf else np.int64(1)
-            broken |= wild != 0
-        return -1 if broken else nonzero
+        values = np.empty(STRIP)
+        width = 2 if half else rows.itemsize
+        for begin in range(start, stop, tile):
+            count = min(tile, stop - begin)
+            whole = -(-count // STRIP) * STRIP
+            if descriptors.shape[0]:
+                end = -(-whole * width // 4096) * 4096
+                if read_rows(descriptors, offsets, begin * width, count * width, end, raw) < rows.shape[0]:
+                    return NOT_READ
+            if half:
+                widen(raw, half, whole, rows)
+            words = raw.view(np.uint64)
+            filled = -(-count * width // 4096) * 512
+            for a in range(0, count, STRIP):
+                e, size = a + STRIP, min(STRIP, count - a)
+                if descriptors.shape[0]:
+                    first, last = a * width // 8, min(filled, e * width // 8)
+                    for k in range(rows.shape[0]):
+                        block = (begin + a) * width // 4096
+                        sums[k] += checksum(words[k, first:last], block, keys)
+                fold(rows, a, e, limits, state, ballot)
+                if every and (strip + (begin - start + a) // STRIP) % every == 0:
+                    count_dissent(rows, a, a + size, counts)
+                total = state[0]
+                wild = np.int64(0)
+                for i in range(STRIP):
+                    wild |= np.int64(0) if abs(total[i]) < np.inf else np.int64(1)
+                if wild:
+                    return NOT_FINITE
+                for i in range(STRIP):
+                    values[i] = finish(constants, *element(state, i))
+                at = begin - start + a
+                if mask.shape[0]:
+                    found = pack(values, divisor, mask[at // 8 : (at + size + 7) // 8], kept[nonzero:])
+                else:
+                    found = settle(values, divisor, out[at : at + size])
+                if found < 0:
+                    return NOT_FINITE
+                nonzero += found
+        return nonzero
 
     return kernel
-
-
-@njit(nogil=True, cache=True)
-def widen_bfloat16(raw: Array, count: int, out: Array) -> None:
-    """bfloat16, as 16-bit words, to float32 (given as 32-bit words)."""
-    for k in range(raw.shape[0]):
-        for i in range(count):
-            out[k, i] = np.uint32(raw[k, i]) << np.uint32(16)
-
-
-@njit(nogil=True, cache=True)
-def widen_float16(raw: Array, count: int, out: Array, bits: Array) -> None:
-    """float16, as 16-bit words, to float32; `bits` is `out` seen as 32-bit words."""
-    for k in range(raw.shape[0]):
-        for i in range(count):
-            bits[k, i] = (np.uint32(raw[k, i]) & np.uint32(0x7FFF)) << np.uint32(13)
-        # The exponents differ by 112; a product also brings subnormals to their place.
-        for i in range(count):
-            out[k, i] *= np.float32(2.0**112)
-        for i in range(count):
-            half = np.uint32(raw[k, i])
-            special = np.uint32(0x7F800000) if half & np.uint32(0x7C00) == 0x7C00 else np.uint32(0)
-            bits[k, i] |= special | ((half & np.uint32(0x8000)) << np.uint32(16))
-
-
-@njit(nogil=True, cache=True)
-def add_checksums(words: Array, count: int, first: int, keys: Array, sums: Array) -> None:
-    """Add the checksum of the first `count` words of every row."""
-    for k in range(words.shape[0]):
-        sums[k] += checksum(words[k, :count], first, keys)
-
-
-@njit(nogil=True, cache=True)
-def pack(values: Array, mask: Array, kept: Array) -> int:
-    """Write a bit per value, low bit first, and the values that are not zero; return their number."""
-    flags = np.empty(STRIP, np.uint8)
-    groups = flags.view(np.uint64)
-    at = 0
-    for a in range(0, values.shape[0], STRIP):
-        some = values[a : a + STRIP]
-        for i in range(some.shape[0]):
-            flags[i] = some[i] != 0
-        for i in range(some.shape[0], -(-some.shape[0] // 8) * 8):
-            flags[i] = 0
-        for j in range(-(-some.shape[0] // 8)):
-            group = groups[j]
-            byte = (group * np.uint64(0x0102040810204080)) >> np.uint64(56)
-            mask[a // 8 + j] = byte
-            if byte == np.uint64(255):
-                for i in range(8):
-                    kept[at + i] = some[8 * j + i]
-                at += 8
-            elif byte != np.uint64(0):
-                for i in range(min(8, some.shape[0] - 8 * j)):
-                    kept[at] = some[8 * j + i]
-                    at += np.int64(flags[8 * j + i])
-    return at

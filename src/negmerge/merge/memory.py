@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -70,12 +69,3 @@ def anonymous_memory() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise OptionError("max-memory: this system does not tell how much memory is in use")
-
-
-def available_workers(wanted: int | None) -> int:
-    """The number asked for, or one for each core this process may use."""
-    if wanted is None:
-        return len(os.sched_getaffinity(0))
-    if wanted < 1:
-        raise OptionError(f"workers {wanted}: wanted at least 1")
-    return wanted

@@ -47,6 +47,13 @@ class Rule:
         """Numbers for `finish`, from the options and the number of members."""
         return (float(n),)
 
+    def divisor(self, n: int) -> float:
+        """What finished values are divided by: n where `finish` gives a sum over the members.
+
+        Dividing afterwards spares the elements that are dropped.
+        """
+        return 1.0
+
     def limits(self) -> tuple[float, ...]:
         """Numbers for the fold, from the options."""
         return (0.0,)
@@ -151,11 +158,11 @@ def kept(c: Constants, positive: A, negative: A) -> A:
 
 
 def _mean_strict(c: Constants, total: A, positive: A, negative: A) -> A:
-    return (total / c[0]) * ((positive >= c[1]) | (negative >= c[1]))
+    return total * ((positive >= c[1]) | (negative >= c[1]))
 
 
 def _mean_kept(c: Constants, total: A, positive: A, negative: A) -> A:
-    return (total / c[0]) * kept(c, positive, negative)
+    return total * kept(c, positive, negative)
 
 
 def _nearest(c: Constants, total: A, positive: A, negative: A, low: A, high: A, nearest: A) -> A:
@@ -195,6 +202,9 @@ class Consensus(_Voting):
     def __post_init__(self) -> None:
         _share("consensus option quorum", self.quorum, 0.5)
 
+    def divisor(self, n: int) -> float:
+        return float(n) if self.reduce == "mean" else 1.0
+
     def parts(self) -> tuple[Fold, Finish]:
         if self.reduce == "mean":
             return kernels.fold_votes, _mean_strict if self.zeros == "strict" else _mean_kept
@@ -223,12 +233,15 @@ class Conflict(_Voting):
 
     fold = staticmethod(kernels.fold_votes)
 
+    def divisor(self, n: int) -> float:
+        return float(n)
+
     def constants(self, n: int) -> Constants:
         return self._needed(n, self.quorum, self.zeros)
 
     @staticmethod
     def finish(c: Constants, total: A, positive: A, negative: A) -> A:
-        return (total / c[0]) * (kept(c, positive, negative) ^ True)
+        return total * (kept(c, positive, negative) ^ True)
 
 
 # -------------------------------------------------------------------------------------- averages
@@ -243,9 +256,12 @@ class Uniform(Rule):
     mostly_dense = True
     fold = staticmethod(kernels.fold_total)
 
+    def divisor(self, n: int) -> float:
+        return float(n)
+
     @staticmethod
     def finish(c: Constants, total: A) -> A:
-        return total / c[0]
+        return total
 
 
 @rule
@@ -340,9 +356,12 @@ class Tall(Rule):
     def constants(self, n: int) -> Constants:
         return (float(n), float(self.agree))
 
+    def divisor(self, n: int) -> float:
+        return float(n)
+
     def limits(self) -> tuple[float, ...]:
         return (self.factor,)
 
     @staticmethod
     def finish(c: Constants, total: A, active: A) -> A:
-        return (total / c[0]) * (active >= c[1])
+        return total * (active >= c[1])

@@ -17,7 +17,6 @@ from negmerge.merge.memory import TILES
 
 SEGMENT = 1 << 18
 """Elements of one unit of work."""
-NO_WORDS = np.empty((0, 0), np.uint64)
 
 
 @dataclass(frozen=True)
@@ -66,50 +65,67 @@ class TileReader:
         n = len(inputs.models)
         room = memory // (n * 8) // 4096 * 4096
         self.tile = max(4096, min(SEGMENT // 4, room))
-        self.raw = aligned(n * self.tile * 8).reshape(n, -1)
+        self._buffer = aligned(n * self.tile * 8)
         self.wide = np.empty((0, 0), np.float32)
 
-    def tiles(self, segment: Segment) -> list[tuple[int, int]]:
-        """(start, count) of each tile of a segment, in elements of the tensor."""
+    def tiles(self, segment: Segment) -> list[Segment]:
+        """A segment cut into tiles."""
         return [
-            (start, min(self.tile, segment.stop - start))
+            Segment(
+                segment.info,
+                start,
+                min(start + self.tile, segment.stop),
+                segment.strip + (start - segment.start) // kernels.STRIP,
+            )
             for start in range(segment.start, segment.stop, self.tile)
         ]
 
+    def formats(self, name: str) -> set[str]:
+        """The formats in which the models store a tensor."""
+        return {info.dtype for info in self.inputs.infos(name)}
+
+    def places(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Descriptor and offset of a tensor in every model."""
+        found = [model.place(model.tensors[name]) for model in self.inputs.models]
+        descriptors, offsets = zip(*found, strict=True)
+        return np.array(descriptors, np.int32), np.array(offsets, np.int64)
+
+    def rows(self, dtype: str) -> tuple[Bytes, NDArray[Any], int]:
+        """For a format: rows of bytes to read into, rows of floats, and how to widen (or 0).
+
+        Rows follow each other without gaps, and whole arrays are handed out, not slices of them:
+        gaps would waste the cache, and numba must know that rows are contiguous.
+        """
+        n, size = len(self.inputs.models), FLOATS[dtype]
+        raw = self._buffer[: n * self.tile * size].reshape(n, -1)
+        if size > 2:
+            return raw, raw.view(np.float32 if size == 4 else np.float64), 0
+        if not self.wide.size:
+            self.wide = np.empty((n, self.tile), np.float32)
+        return raw, self.wide, kernels.BFLOAT16 if dtype == "BF16" else kernels.FLOAT16
+
     def read(
         self, name: str, start: int, count: int, sums: NDArray[np.uint64]
-    ) -> tuple[NDArray[Any], NDArray[np.uint64]]:
-        """Rows that begin with one tile, padded with zeros to whole strips, and their raw words.
-
-        Words come back only where the kernel can take checksums from the rows themselves;
-        otherwise they are added to `sums` here.
-        """
+    ) -> NDArray[Any]:
+        """Rows that begin with one tile, padded with zeros to whole strips; adds to checksums."""
         infos = self.inputs.infos(name)
         whole = -(-count // kernels.STRIP) * kernels.STRIP
-        formats = {info.dtype for info in infos}
+        formats = self.formats(name)
         if len(formats) > 1:
-            return self._mixed(infos, start, count, whole, sums), NO_WORDS
-        (dtype,) = formats
-        size = FLOATS[dtype]
+            return self._mixed(infos, start, count, whole, sums)
+        raw, rows, half = self.rows(*formats)
+        size = FLOATS[infos[0].dtype]
         end = padded(whole * size)
-        for row, model, info in zip(self.raw, self.inputs.models, infos, strict=True):
+        done = kernels.read_rows(*self.places(name), start * size, count * size, end, raw)
+        # What could not be read at once is read with care, which tells what is wrong.
+        for row, model, info in list(zip(raw, self.inputs.models, infos, strict=True))[done:]:
             model.read_into(info, start * size, row[: count * size])
             row[count * size : end] = 0
-        # Whole buffers are handed on, not slices of rows: numba then knows that rows are contiguous.
-        words = self.raw.view(np.uint64)
-        if size > 2:
-            return self.raw.view(np.float32 if size == 4 else np.float64), words
-        kernels.add_checksums(
-            words, padded(count * size) // 8, start * size // 4096, KEYS, sums
-        )
-        if not self.wide.size:
-            self.wide = np.empty((len(infos), self.tile), np.float32)
-        bits, halves = self.wide.view(np.uint32), self.raw.view(np.uint16)
-        if dtype == "BF16":
-            kernels.widen_bfloat16(halves, whole, bits)
-        else:
-            kernels.widen_float16(halves, whole, self.wide, bits)
-        return self.wide, NO_WORDS
+        blocks = padded(count * size) // 8
+        kernels.add_checksums(raw.view(np.uint64), blocks, start * size // 4096, KEYS, sums)
+        if half:
+            kernels.widen(raw, half, whole, rows)
+        return rows
 
     def _mixed(
         self,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from negmerge.header import TensorInfo
 from negmerge.merge.inputs import Inputs
 from negmerge.merge.kernels import STRIP
-from negmerge.merge.parallel import ordered
+from negmerge.parallel import ordered
 from negmerge.merge.rules import Constants, Rule
 from negmerge.merge.tiles import Segment, TileReader, segments
 from negmerge.progress import Progress
@@ -27,7 +27,7 @@ R = TypeVar("R")
 Floats = NDArray[np.float64]
 SMALL = 1 << 20
 """Groups of at most so many elements are collected whole."""
-MARGIN = 0.002
+MARGIN = 0.003
 """Half the width of the bracket, as a share of all elements."""
 
 
@@ -108,14 +108,14 @@ class Search:
         if self.elements <= SMALL:
             return np.zeros(self.width), np.full(self.width, np.inf)
         strips = self.elements // STRIP
-        every = max(1, strips // 1024)
+        every = max(1, strips // 256)
         sample = [
             Segment(s.info, start, min(start + STRIP, s.stop), 0)
             for s in segments(self.tensors)
             for j, start in enumerate(range(s.start, s.stop, STRIP))
             if (s.strip + j) % every == 0
         ]
-        values = np.concatenate(list(self._each(sample, lambda some: some.copy())), axis=1)
+        values = np.concatenate(list(self._each(sample, self._magnitudes)), axis=1)
         size = values.shape[1]
         share = rank / self.elements
         first = max(0, int((share - MARGIN) * size) - 1)
@@ -134,14 +134,11 @@ class Search:
         inside: list[list[Floats]] = [[] for _ in range(self.width)]
         room = max(SMALL, int(self.elements * MARGIN * 4))
 
-        def run(values: Floats) -> tuple[NDArray[np.int64], list[Floats]]:
-            counts = np.zeros(self.width, np.int64)
-            found = []
-            buffer = np.empty(values.shape[1])
-            for g in range(self.width):
-                counts[g], size = gather(values[g], low[g], high[g], buffer)
-                found.append(buffer[:size].copy())
-            return counts, found
+        def run(rows: NDArray[Any], size: int) -> tuple[NDArray[np.int64], list[Floats]]:
+            counts, sizes = np.zeros(self.width, np.int64), np.zeros(self.width, np.int64)
+            found = np.empty((self.width, size + 1))
+            gather(rows, self.mean, size, low, high, counts, found, sizes)
+            return counts, [found[g, : sizes[g]].copy() for g in range(self.width)]
 
         sizes = np.zeros(self.width, np.int64)
         for counts, found in self._each(segments(self.tensors), run, show=True):
@@ -162,7 +159,8 @@ class Search:
         ranks = {g: rank for g in groups}
         for shift in (48, 32, 16, 0):
 
-            def run(values: Floats, shift: int = shift) -> NDArray[np.int64]:
+            def run(rows: NDArray[Any], size: int, shift: int = shift) -> NDArray[np.int64]:
+                values = self._magnitudes(rows, size)
                 counts = np.zeros((len(groups), 1 << 16), np.int64)
                 for row, g in enumerate(groups):
                     bits = values[g].view(np.uint64)
@@ -182,62 +180,88 @@ class Search:
             least[g] = np.array([prefixes[g]], np.uint64).view(np.float64)[0]
         return least
 
+    def _magnitudes(self, rows: NDArray[Any], size: int) -> Floats:
+        """One row for each member, or one for the mean."""
+        values = np.empty((self.width, size))
+        for g in range(self.width):
+            magnitudes(rows, self.mean, g, 0, values[g])
+        return values
+
     def _each(
-        self, work: list[Segment], run: Callable[[Floats], R], show: bool = False
+        self,
+        work: list[Segment],
+        run: Callable[[NDArray[Any], int], R],
+        show: bool = False,
     ) -> Iterator[R]:
-        """Give the magnitudes of every segment, one row for each member or one for the mean, to
-        `run`, tile by tile; yields what it returns for each tile."""
+        """Give the rows and the size of every tile to `run`; yield what it returns."""
         unused = np.zeros(len(self.inputs.models), np.uint64)
 
         def visit(reader: TileReader, segment: Segment) -> list[R]:
             results: list[R] = []
-            for start, size in reader.tiles(segment):
-                rows, _ = reader.read(segment.info.name, start, size, unused.copy())
-                values = np.empty((self.width, size))
-                magnitudes(rows, self.mean, values)
-                results.append(run(values))
+            for part in reader.tiles(segment):
+                size = part.stop - part.start
+                rows = reader.read(part.info.name, part.start, size, unused.copy())
+                results.append(run(rows, size))
             return results
 
         found = ordered(work, visit, lambda: TileReader(self.inputs), self.workers)
         for segment, results in zip(work, found, strict=True):
             yield from results
             if show:
-                infos = self.inputs.infos(segment.info.name)
-                share = (segment.stop - segment.start) / segment.info.elements
-                self.progress.advance(int(share * sum(i.nbytes for i in infos)))
+                self.progress.advance(self.inputs.bytes_of(segment.info.name, segment.stop - segment.start))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def magnitudes(rows: NDArray[Any], mean: bool, out: Floats) -> None:
-    """|θₖ − θ₀| of each member, or |mean of them|."""
-    n = rows.shape[0] - 1
-    size = out.shape[1]
-    if mean:
-        out[0, :] = 0.0
-        for k in range(1, n + 1):
-            for i in range(size):
-                out[0, i] += np.float64(rows[k, i]) - np.float64(rows[0, i])
+def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) -> None:
+    """|θₖ − θ₀| of member g, counted from 0, or |mean of all of them|, from `start` on."""
+    size = out.shape[0]
+    base = rows[0, start : start + size]
+    if not mean:
+        member = rows[g + 1, start : start + size]
         for i in range(size):
-            out[0, i] = abs(out[0, i] / n)
-    else:
-        for k in range(1, n + 1):
-            for i in range(size):
-                out[k - 1, i] = abs(np.float64(rows[k, i]) - np.float64(rows[0, i]))
+            out[i] = abs(np.float64(member[i]) - np.float64(base[i]))
+        return
+    out[:] = 0.0
+    n = rows.shape[0] - 1
+    for k in range(1, n + 1):
+        member = rows[k, start : start + size]
+        for i in range(size):
+            out[i] += np.float64(member[i]) - np.float64(base[i])
+    for i in range(size):
+        out[i] = abs(out[i] / n)
 
 
 @njit(nogil=True, cache=True)
-def gather(values: Floats, low: float, high: float, inside: Floats) -> tuple[int, int]:
-    """How many values lie above `high`, and how many between, which are written to `inside`."""
-    above = 0
-    for i in range(values.shape[0]):
-        above += values[i] > high
-    size = 0
-    for i in range(values.shape[0]):
-        value = values[i]
-        if low <= value <= high:
-            inside[size] = value
-            size += 1
-    return above, size
+def gather(
+    rows: NDArray[Any],
+    mean: bool,
+    size: int,
+    low: Floats,
+    high: Floats,
+    above: NDArray[np.int64],
+    inside: Floats,
+    sizes: NDArray[np.int64],
+) -> None:
+    """Count the magnitudes above `high`, write those from `low` to `high` to `inside`.
+
+    inside: a row for each member, or one for the mean, longer than `size` by one.
+    """
+    strip = np.empty(STRIP)
+    for g in range(inside.shape[0]):
+        least, most = low[g], high[g]
+        at = 0
+        for start in range(0, size, STRIP):
+            some = strip[: min(STRIP, size - start)]
+            magnitudes(rows, mean, g, start, some)
+            count = 0
+            for i in range(some.shape[0]):
+                count += some[i] > most
+            above[g] += count
+            for i in range(some.shape[0]):
+                # Written without looking, kept only if the next one goes elsewhere: no branch.
+                inside[g, at] = some[i]
+                at += (some[i] >= least) & (some[i] <= most)
+        sizes[g] = at
 
 
 @njit(nogil=True, cache=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from negmerge.errors import OptionError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,3 +45,12 @@ def ordered(
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def available_workers(wanted: int | None) -> int:
+    """The number asked for, or one for each core this process may use."""
+    if wanted is None:
+        return len(os.sched_getaffinity(0))
+    if wanted < 1:
+        raise OptionError(f"workers {wanted}: wanted at least 1")
+    return wanted

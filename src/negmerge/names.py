@@ -13,15 +13,16 @@ def depth_of(name: str) -> str:
 
 
 def component_of(name: str) -> str:
-    """A name without numbers and without the final weight or bias.
+    """What a tensor is within its layer: the name after the last number, without weight or bias.
 
-    >>> component_of("visual.transformer.resblocks.11.mlp.c_fc.weight")
-    'visual.transformer.resblocks.mlp.c_fc'
+    >>> component_of("visual.transformer.resblocks.11.mlp.c_fc.weight"), component_of("visual.proj")
+    ('mlp.c_fc', 'visual.proj')
     """
-    parts = [part for part in name.split(".") if not part.isdigit()]
+    parts = name.split(".")
     if len(parts) > 1 and parts[-1] in ("weight", "bias"):
         parts.pop()
-    return ".".join(parts)
+    last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
+    return ".".join(parts[last + 1 :] or [part for part in parts if not part.isdigit()] or parts)
 
 
 def is_statistic(name: str) -> bool:

@@ -201,23 +201,24 @@ def fold_active(rows: Array, a: int, e: int, limits: Array, state: State, ballot
             active[i] += np.int32(1) if abs(delta) >= limits[0] * distance else np.int32(0)
 
 
-STATES: dict[Callable[..., None], tuple[str, ...]] = {
-    fold_total: ("f8",),
-    fold_votes: ("f8", "i4", "i4"),
-    fold_extent: ("f8", "f8", "f8"),
-    fold_spread: ("f8", "i4", "i4", "f8", "f8", "f8"),
-    fold_split: ("f8", "f8", "f8", "i4", "i4"),
-    fold_active: ("f8", "i4"),
+STATISTICS: dict[Callable[..., None], tuple[str, ...]] = {
+    fold_total: ("total",),
+    fold_votes: ("total", "positive", "negative"),
+    fold_extent: ("total", "low", "high"),
+    fold_spread: ("total", "positive", "negative", "low", "high", "nearest"),
+    fold_split: ("total", "gain", "loss", "gains", "losses"),
+    fold_active: ("total", "active"),
 }
+COUNTS = ("positive", "negative", "gains", "losses", "active")
 
 
-def new_state(fold: Callable[..., None], size: int = STRIP) -> tuple[Array, ...]:
-    """Fresh arrays for a fold's statistics.
+def new_state(fold: Callable[..., None]) -> State:
+    """Fresh arrays for a fold's statistics, one strip long.
 
     >>> [a.dtype.name for a in new_state(fold_votes)]
     ['float64', 'int32', 'int32']
     """
-    return tuple(np.zeros(size, kind) for kind in STATES[fold])
+    return tuple(np.zeros(STRIP, "i4" if name in COUNTS else "f8") for name in STATISTICS[fold])
 
 
 @register_jitable

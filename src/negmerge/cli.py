@@ -1,0 +1,380 @@
+"""The command line: each verb is a function, and imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from negmerge.errors import NegMergeError, OptionError
+from negmerge.progress import make_progress
+
+app = App(
+    name="negmerge",
+    help="Make a trained model forget: merge fine-tuned models by sign consensus, subtract the result.",
+    version_flags=["--version"],
+)
+
+Out = Annotated[Path, Parameter(name=["--out", "-o"])]
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Flag = Parameter(negative="")
+
+
+@app.command
+def merge(
+    base: Path,
+    /,
+    *models: Path,
+    out: Out,
+    rule: str = "consensus",
+    option: list[str] | None = None,
+    buffers: Literal["keep", "merge"] = "keep",
+    layout: Literal["auto", "sparse", "dense"] = "auto",
+    workers: int | None = None,
+    max_memory: str | None = None,
+    device: str = "cpu",
+    digest: Annotated[bool, Flag] = False,
+    allow_duplicates: Annotated[bool, Flag] = False,
+    json_: Json = False,
+) -> None:
+    """Merge fine-tuned models into one sparse patch.
+
+    Parameters
+    ----------
+    base
+        The model that all others were fine-tuned from: a .safetensors file or a folder.
+    models
+        The fine-tuned models, files or folders.
+    out
+        The patch to write.
+    rule
+        How to merge; `negmerge list rules` shows them with their options.
+    option
+        An option of the rule, as key=value; may be repeated.
+    buffers
+        Keep the base's BatchNorm statistics, or merge them like weights.
+    layout
+        How tensors are stored; auto takes the smaller.
+    workers
+        Threads; all cores if not given.
+    max_memory
+        Memory the process may use, such as 500MB or 2GiB.
+    device
+        Where to compute: cpu or cuda.
+    digest
+        Record SHA-256 of every input file.
+    allow_duplicates
+        Accept models that hold the same weights.
+    json_
+        Print progress and result as JSON lines.
+    """
+    from negmerge.merge.engine import merge as run
+
+    begun = time.perf_counter()
+    with make_progress("json" if json_ else "auto") as progress:
+        tau = run(
+            base,
+            models,
+            rule,
+            key_values(option or []),
+            out=out,
+            buffers=buffers,
+            layout=layout,
+            workers=workers,
+            max_memory=None if max_memory is None else size(max_memory, "--max-memory"),
+            device=device,
+            allow_duplicates=allow_duplicates,
+            digest=digest,
+            progress=progress,
+        )
+    result = {
+        "patch": str(out),
+        "rule": tau.origin.rule,
+        "n": tau.origin.n,
+        "elements": tau.elements,
+        "nonzero": tau.nonzero,
+        "sparsity": tau.sparsity(),
+        "bytes": out.stat().st_size,
+        "seconds": round(time.perf_counter() - begun, 3),
+    }
+    say(
+        result,
+        f"{out}: {tau.origin.rule} of {tau.origin.n}, {tau.nonzero:,} of {tau.elements:,} elements "
+        f"({tau.sparsity():.2%} zero), {human(result['bytes'])}, {result['seconds']:.1f} s",
+        json_,
+    )
+    if not tau.nonzero:
+        warn("the patch is empty: nothing was kept, applying it changes nothing")
+
+
+@app.command
+def apply(
+    base: Path,
+    patch: Path,
+    /,
+    *,
+    out: Out,
+    negate: float | None = None,
+    add: float | None = None,
+    dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep",
+    shard_size: str | None = None,
+    workers: int | None = None,
+    json_: Json = False,
+) -> None:
+    """Write the base minus (or plus) λ times a patch.
+
+    Parameters
+    ----------
+    base
+        The model the patch was made from.
+    patch
+        What `negmerge merge` wrote.
+    out
+        A .safetensors file, or a folder, which gets the base's configuration files too.
+    negate
+        λ ≥ 0: forget, θ − λτ.
+    add
+        λ ≥ 0: learn, θ + λτ.
+    dtype
+        The format of the float tensors.
+    shard_size
+        Write a folder of shards of at most this size, such as 5GB, with an index.
+    workers
+        Threads; all cores if not given.
+    json_
+        Print progress and result as JSON lines.
+    """
+    from negmerge.patching import apply as run
+    from negmerge.task_vector import TaskVector
+
+    scale = signed_scale(negate, add)
+    begun = time.perf_counter()
+    with make_progress("json" if json_ else "auto") as progress:
+        done = run(
+            base,
+            scale * TaskVector.load(patch),
+            out,
+            dtype=dtype,
+            shard_size=None if shard_size is None else size(shard_size, "--shard-size"),
+            workers=workers,
+            progress=progress,
+        )
+    result = {
+        "out": str(out),
+        "scale": scale,
+        "bytes": done.nbytes,
+        "nonzero": done.nonzero,
+        "changed": done.changed,
+        "clamped": done.clamped,
+        "seconds": round(time.perf_counter() - begun, 3),
+    }
+    say(
+        result,
+        f"{out}: θ {'−' if scale <= 0 else '+'} {abs(scale):g}·τ, {done.changed:,} elements changed, "
+        f"{human(done.nbytes)}, {result['seconds']:.1f} s",
+        json_,
+    )
+    if done.changed < 0.99 * done.nonzero and scale:
+        share = done.changed / done.nonzero
+        warn(f"only {share:.1%} of the edits survive in the base's number format; the rest round away")
+    if done.clamped:
+        warn(f"{done.clamped} BatchNorm variances were kept from going below zero")
+
+
+@app.command
+def inspect(file: Path, /, *, json_: Json = False) -> None:
+    """Show what a patch or a checkpoint holds: sparsity by depth and component, norm, origin.
+
+    Parameters
+    ----------
+    file
+        A patch, a checkpoint file or a folder.
+    json_
+        Print JSON instead of tables.
+    """
+    from negmerge.inspection import inspect as run
+    from negmerge.inspection import render
+
+    found = run(file)
+    if json_:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for table in render(found):
+        console.print(table)
+
+
+@app.command(name="list")
+def list_(what: Literal["rules"], /, *, json_: Json = False) -> None:
+    """List what can be chosen by name.
+
+    Parameters
+    ----------
+    what
+        The kind of thing: rules.
+    json_
+        Print JSON instead of a table.
+    """
+    from negmerge.merge.rules import choices, rules, summary
+
+    found = {
+        name: {
+            "summary": summary(rules.get(name)),
+            "paper": rules.get(name).paper,
+            "options": {
+                key: {"takes": takes, "default": default}
+                for key, (takes, default) in choices(rules.get(name)).items()
+            },
+        }
+        for name in rules
+    }
+    if json_:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("rule", "what it keeps", "options (default)", title=what)
+    for name, entry in found.items():
+        options = "\n".join(
+            f"{key}={text['takes']} ({str(text['default']).lower()})"
+            for key, text in entry["options"].items()
+        )
+        table.add_row(name, f"{entry['summary']}\n[dim]{entry['paper']}[/]", options, end_section=True)
+    Console().print(table)
+
+
+@app.command
+def convert(
+    file: Path,
+    /,
+    *,
+    out: Out,
+    trust: Annotated[bool, Flag] = False,
+    key: str = "",
+    strip_prefix: str = "",
+) -> None:
+    """Write a PyTorch pickle, or renamed safetensors, as one safetensors file.
+
+    Parameters
+    ----------
+    file
+        A .pt, .pth or .bin file, or a safetensors file or folder.
+    out
+        The .safetensors file to write.
+    trust
+        Allow unpickling: only for files whose maker you trust.
+    key
+        Where in the pickle the weights are, such as state_dict.
+    strip_prefix
+        A prefix to take off every name, such as module.
+    """
+    from negmerge.convert import convert as run
+
+    count = run(file, out, trust=trust, key=key, strip_prefix=strip_prefix)
+    print(f"{out}: {count} tensors, {human(out.stat().st_size)}")
+
+
+# ------------------------------------------------------------------------------------------ helpers
+
+
+def key_values(pairs: list[str]) -> dict[str, str]:
+    """Parse key=value options.
+
+    >>> key_values(["quorum=0.8"])
+    {'quorum': '0.8'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise OptionError(f"--option {pair!r}: wanted key=value")
+        if key in found:
+            raise OptionError(f"--option {key}: given twice")
+        found[key] = value
+    return found
+
+
+def size(text: str, where: str) -> int:
+    """Parse a size in bytes.
+
+    >>> size("1.5GiB", "--max-memory"), size("500MB", "--max-memory")
+    (1610612736, 500000000)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if not match or float(match[1]) == 0:
+        raise OptionError(f"{where} {text!r}: wanted a size such as 500MB or 2GiB")
+    step = 1024 if match[3] else 1000
+    return int(float(match[1]) * step ** " KMGT".index(match[2].upper() or " "))
+
+
+def human(count: Any) -> str:
+    """A number of bytes for people.
+
+    >>> human(37_763_689)
+    '37.8 MB'
+    """
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            break
+        value /= 1000
+    else:
+        unit = "TB"
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def signed_scale(negate: float | None, add: float | None) -> float:
+    """λ with the sign of the verb; λ itself is never negative."""
+    if (negate is None) == (add is None):
+        raise OptionError("name either --negate λ or --add λ")
+    scale = negate if negate is not None else add
+    assert scale is not None
+    verb = "--negate" if negate is not None else "--add"
+    if not 0 <= scale < float("inf"):
+        raise OptionError(f"{verb} {scale}: λ must be a finite number ≥ 0; the sign is in the verb")
+    return -scale if negate is not None else scale
+
+
+def say(result: dict[str, Any], line: str, as_json: bool) -> None:
+    """Print a result, for people or for machines."""
+    print(json.dumps({"event": "result"} | result) if as_json else line)
+
+
+def warn(line: str) -> None:
+    """Print a line about something that deserves attention."""
+    print(f"warning: {line}", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: exit 0, 2 for bad input with one line about it, 130 if interrupted."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (NegMergeError, CycloptsError) as error:
+        text = " ".join(str(error).split())
+        print(f"error: {text}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+if __name__ == "__main__":
+    main()

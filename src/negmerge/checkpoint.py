@@ -79,7 +79,9 @@ class Checkpoint:
             try:
                 done = os.preadv(self._descriptors[info.file], [view], at)
             except OSError as error:
-                raise FileError(f"{self.files[info.file]}: cannot read: {error.strerror}") from error
+                raise FileError(
+                    f"{self.files[info.file]}: cannot read: {error.strerror}"
+                ) from error
             if not done:
                 raise FileError(
                     f"{self.files[info.file]} {shown(info.name)}: the file was cut off while it was read"

@@ -183,7 +183,9 @@ def apply(
     )
     if done.changed < 0.99 * done.nonzero and scale:
         share = done.changed / done.nonzero
-        warn(f"only {share:.1%} of the edits survive in the base's number format; the rest round away")
+        warn(
+            f"only {share:.1%} of the edits survive in the base's number format; the rest round away"
+        )
     if done.clamped:
         warn(f"{done.clamped} BatchNorm variances were kept from going below zero")
 
@@ -249,7 +251,9 @@ def list_(what: Literal["rules"], /, *, json_: Json = False) -> None:
             f"{key}={text['takes']} ({str(text['default']).lower()})"
             for key, text in entry["options"].items()
         )
-        table.add_row(name, f"{entry['summary']}\n[dim]{entry['paper']}[/]", options, end_section=True)
+        table.add_row(
+            name, f"{entry['summary']}\n[dim]{entry['paper']}[/]", options, end_section=True
+        )
     Console().print(table)
 
 

@@ -65,7 +65,9 @@ def _from_pickle(path: Path, target: Path, key: str, prefix: str) -> int:
     from safetensors.torch import save
 
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
-        raise OptionError(f"torch {torch.__version__}: convert needs 2.10, older ones unpickle unsafely")
+        raise OptionError(
+            f"torch {torch.__version__}: convert needs 2.10, older ones unpickle unsafely"
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -98,11 +100,15 @@ def _weights(content: Any, key: str, path: Path) -> dict[str, Any]:
         return dict(content[key])
     if is_weights(content):
         return dict(content)
-    places = [k for k, v in content.items() if is_weights(v)] if isinstance(content, Mapping) else []
+    places = (
+        [k for k, v in content.items() if is_weights(v)] if isinstance(content, Mapping) else []
+    )
     if len(places) == 1:
         return dict(content[places[0]])
     if places:
-        raise OptionError(f"{path}: weights under several keys: {', '.join(places)}; choose with --key")
+        raise OptionError(
+            f"{path}: weights under several keys: {', '.join(places)}; choose with --key"
+        )
     raise FileError(f"{path}: holds no dictionary from names to tensors")
 
 

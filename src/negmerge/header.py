@@ -161,7 +161,9 @@ def _check_cover(tensors: list[TensorInfo], path: Path, begin: int, size: int) -
     at = begin
     for tensor in tensors:
         if tensor.offset != at:
-            kind = "overlaps the tensor before it" if tensor.offset < at else "leaves a hole before it"
+            kind = (
+                "overlaps the tensor before it" if tensor.offset < at else "leaves a hole before it"
+            )
             raise FileError(
                 f"{path} {shown(tensor.name)}: starts at byte {tensor.offset}, wanted {at}: {kind}"
             )

@@ -99,7 +99,10 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         ("members", str(found["n"])),
         ("elements", f"{found['elements']:,} in {len(found['tensors'])} tensors"),
         ("not zero", f"{found['nonzero']:,}"),
-        ("zero", f"{found['sparsity']:.2%} of elements, {found['sparsity_tensor_mean']:.2%} mean of tensors"),
+        (
+            "zero",
+            f"{found['sparsity']:.2%} of elements, {found['sparsity_tensor_mean']:.2%} mean of tensors",
+        ),
         ("norm", f"{found['norm']:.6g}"),
         ("base", found["base"]),
         ("made with", ", ".join(f"{k} {v}" for k, v in found["versions"].items())),

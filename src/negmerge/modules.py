@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def applied(tau: TaskVector, model: torch.nn.Module, scale: float = 1.0) -> Iterator[torch.nn.Module]:
+def applied(
+    tau: TaskVector, model: torch.nn.Module, scale: float = 1.0
+) -> Iterator[torch.nn.Module]:
     """Add `scale` · τ in place for the block; only elements that τ changes are touched.
 
     Positions and values are kept on the model's device after the first time, so that a sweep over
@@ -85,5 +87,8 @@ def _on_device(tau: TaskVector, name: str, tensor: Tensor) -> tuple[Any, Tensor]
         values = torch.from_numpy(stored[stored != 0] if entry.mask is None else stored.copy())
         where = torch.unravel_index(flat, entry.shape) if entry.shape else (Ellipsis,)
         where = tuple(w.to(tensor.device) if isinstance(w, Tensor) else w for w in where)
-        tau.on_device[key] = (where, values.double().to(tensor.device).reshape(-1 if entry.shape else ()))
+        tau.on_device[key] = (
+            where,
+            values.double().to(tensor.device).reshape(-1 if entry.shape else ()),
+        )
     return tau.on_device[key]

@@ -158,8 +158,14 @@ class PatchWriter:
     def __init__(self, descriptor: int, tensors: Mapping[str, tuple[str, tuple[int, ...]]], n: int):
         self.descriptor = descriptor
         _refuse_collisions(tensors)
-        worst = {name + end: ("F64", shape) for name, (_, shape) in tensors.items() for end in (MASK, VALUES)}
-        table = {name: [dtype, list(shape), "sparse", 10**15] for name, (dtype, shape) in tensors.items()}
+        worst = {
+            name + end: ("F64", shape)
+            for name, (_, shape) in tensors.items()
+            for end in (MASK, VALUES)
+        }
+        table = {
+            name: [dtype, list(shape), "sparse", 10**15] for name, (dtype, shape) in tensors.items()
+        }
         self.room = len(build_header(worst, {"tensors": _json(table)})[0]) + 4096 + n * 1024
         self.room += sum(len(name.encode()) + 8 for name in tensors)
         self.at = 8 + self.room
@@ -225,7 +231,9 @@ def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin]:
             entries[name] = Entry(shape, dtype, nonzero, None, part(name, dtype, shape))
         else:
             mask = part(name + MASK, "U8", (-(-elements // 8),))
-            entries[name] = Entry(shape, dtype, nonzero, mask, part(name + VALUES, dtype, (nonzero,)))
+            entries[name] = Entry(
+                shape, dtype, nonzero, mask, part(name + VALUES, dtype, (nonzero,))
+            )
     if used != file.tensors.keys():
         raise FileError(f"{path} {shown(min(file.tensors.keys() - used))}: not listed in the patch")
     return entries, origin
@@ -233,7 +241,12 @@ def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin]:
 
 def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], str, int]:
     match row:
-        case [("F32" | "F64") as dtype, list(shape), ("zero" | "dense" | "sparse") as layout, int(nonzero)]:
+        case [
+            ("F32" | "F64") as dtype,
+            list(shape),
+            ("zero" | "dense" | "sparse") as layout,
+            int(nonzero),
+        ]:
             if all(type(s) is int and s >= 0 for s in shape) and 0 <= nonzero <= prod(shape):
                 return dtype, tuple(shape), layout, nonzero
     raise FileError(f"{path} {shown(name)}: damaged entry {shown(row)} in the patch's table")

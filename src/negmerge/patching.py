@@ -30,7 +30,17 @@ from negmerge.task_vector import TaskVector
 PathLike = str | os.PathLike[str]
 RANGE = 1 << 18
 """Elements of one unit of work."""
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json")
+WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".index.json",
+)
 
 
 @dataclass
@@ -305,7 +315,10 @@ def _plan(model: Checkpoint, dtype: str, shard_size: int | None, single: bool) -
         has_index = folder and index.exists()
         return Plan(files, index.read_bytes() if has_index else None, beside)
     kinds = {
-        info.name: (NAMES[dtype] if dtype != "keep" and info.dtype in FLOATS else info.dtype, info.shape)
+        info.name: (
+            NAMES[dtype] if dtype != "keep" and info.dtype in FLOATS else info.dtype,
+            info.shape,
+        )
         for info in model.tensors.values()
     }
     metadata = {"format": "pt"} | model.metadata

@@ -189,7 +189,9 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
             "component": component_of,
         }
         if by not in groups:
-            raise ValueError(f"by={by!r}: wanted element_weighted, tensor_mean or {', '.join(groups)}")
+            raise ValueError(
+                f"by={by!r}: wanted element_weighted, tensor_mean or {', '.join(groups)}"
+            )
         return self._grouped(groups[by])
 
     def _grouped(self, key: Callable[[str], str]) -> dict[str, Sparsity]:
@@ -235,7 +237,9 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         with np.errstate(over="ignore"):
             scaled = self._exact(name).astype(flat.dtype)
         if not np.isfinite(scaled).all():
-            raise ValueRangeError(f"{shown(name)}: {self.scale} × the task vector overflows {flat.dtype}")
+            raise ValueRangeError(
+                f"{shown(name)}: {self.scale} × the task vector overflows {flat.dtype}"
+            )
         return scaled
 
 

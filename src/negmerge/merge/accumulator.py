@@ -150,7 +150,9 @@ class Accumulator:
             raise MismatchError("accumulators for different rules or tensors cannot be merged")
         twice = {m["fingerprint"] for m in self.members} & {m["fingerprint"] for m in other.members}
         if twice:
-            raise MismatchError(f"both accumulators hold the member {min(twice)}; it counts once only")
+            raise MismatchError(
+                f"both accumulators hold the member {min(twice)}; it counts once only"
+            )
         for name, statistics in self._state.items():
             for s, array in statistics.items():
                 array[:] = STATISTICS[s].join(array, other._state[name][s])
@@ -184,11 +186,15 @@ class Accumulator:
         entries = {}
         for name, state in self._state.items():
             constants = chosen.constants(self.n) + thresholds.constants(name, majority)
-            flat = np.empty(state["total"].size, np.float64 if self._dtypes[name] == "F64" else np.float32)
+            flat = np.empty(
+                state["total"].size, np.float64 if self._dtypes[name] == "F64" else np.float32
+            )
             for start in range(0, flat.size, SEGMENT):
                 part = slice(start, start + SEGMENT)
                 with np.errstate(over="ignore", under="ignore"):
-                    flat[part] = finish(constants, *(state[s][part] for s in needed)) / divisor + 0.0
+                    flat[part] = (
+                        finish(constants, *(state[s][part] for s in needed)) / divisor + 0.0
+                    )
             if not np.isfinite(flat).all():
                 raise ValueRangeError(f"{shown(name)}: the merged change does not fit {flat.dtype}")
             entries[name] = Entry.of(flat, self._shapes[name], layout)
@@ -232,7 +238,9 @@ class Accumulator:
                 saved = {k: json.loads(metadata[k]) for k in ("members", "rules", "dtypes")}
                 acc = cls(base, saved["rules"], metadata["buffers"], workers)  # pyright: ignore
             except (KeyError, ValueError) as error:
-                raise FileError(f"{path}: metadata of the accumulator is damaged: {error}") from error
+                raise FileError(
+                    f"{path}: metadata of the accumulator is damaged: {error}"
+                ) from error
             if acc.base != metadata.get("base"):
                 raise MismatchError(
                     f"{base}: is not the base of {path}: its fingerprint is {acc.base}, "
@@ -241,8 +249,13 @@ class Accumulator:
             for name, statistics in acc._state.items():
                 for s, array in statistics.items():
                     info = file.tensors.get(f"{name}#{s}")
-                    if info is None or (info.dtype, info.shape) != (STATISTICS[s].dtype, acc._shapes[name]):
-                        raise FileError(f"{path} {shown(name)}: statistic {s!r} is missing or damaged")
+                    if info is None or (info.dtype, info.shape) != (
+                        STATISTICS[s].dtype,
+                        acc._shapes[name],
+                    ):
+                        raise FileError(
+                            f"{path} {shown(name)}: statistic {s!r} is missing or damaged"
+                        )
                     array[:] = file.read(info).view(array.dtype)
             acc.members, acc._dtypes = saved["members"], saved["dtypes"]
         return acc

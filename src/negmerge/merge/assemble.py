@@ -66,7 +66,9 @@ class Assembly:
             for start in range(0, elements, SEGMENT):
                 part = self.whole[start : start + SEGMENT]
                 some = part[part != 0]
-                mask[start // 8 : start // 8 + -(-part.size // 8)] = np.packbits(part != 0, bitorder="little")
+                mask[start // 8 : start // 8 + -(-part.size // 8)] = np.packbits(
+                    part != 0, bitorder="little"
+                )
                 values[at : at + some.size] = some
                 at += some.size
             return Entry(shape, self.dtype, nonzero, mask, values)
@@ -80,5 +82,7 @@ class Assembly:
         flat = np.zeros(self.info.elements, self.kind)
         for start, piece in zip(range(0, flat.size, SEGMENT), self.pieces, strict=True):
             part = flat[start : start + SEGMENT]
-            part[np.unpackbits(piece.mask, count=part.size, bitorder="little").view(bool)] = piece.values
+            part[np.unpackbits(piece.mask, count=part.size, bitorder="little").view(bool)] = (
+                piece.values
+            )
         return flat

@@ -151,9 +151,7 @@ class Merge:
         self.sampled = 0
         self.crew: list[Worker] = []
         if self.thresholds is None:
-            self.thresholds = find_thresholds(
-                self.inputs, self.rule, self.workers, self.progress
-            )
+            self.thresholds = find_thresholds(self.inputs, self.rule, self.workers, self.progress)
         self.progress.stage("merging", self.inputs.nbytes)
         finished = ordered(self._work(), self._segment, self._new_worker, self.workers)
         for segment, assembly, piece in finished:

@@ -145,9 +145,7 @@ def check_identical(models: Sequence[Checkpoint], info: TensorInfo, equal: Seque
     )
 
 
-def _key_trouble(
-    base: Checkpoint, model: Checkpoint, missing: set[str], extra: set[str]
-) -> str:
+def _key_trouble(base: Checkpoint, model: Checkpoint, missing: set[str], extra: set[str]) -> str:
     for prefix in WRAPPERS:
         if {prefix + name for name in base.tensors} == model.tensors.keys():
             return (
@@ -182,7 +180,9 @@ def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
 def _by_content(models: list[Checkpoint]) -> list[Checkpoint]:
     """Sort by a digest of a sample of the content, and by all of it where samples are equal."""
     keys = [_sample(model) for model in models]
-    full = [fingerprint_of(m) if keys.count(k) > 1 else "" for m, k in zip(models, keys, strict=True)]
+    full = [
+        fingerprint_of(m) if keys.count(k) > 1 else "" for m, k in zip(models, keys, strict=True)
+    ]
     order = sorted(range(len(models)), key=lambda i: (keys[i], full[i], str(models[i].path)))
     return [models[i] for i in order]
 

@@ -420,7 +420,10 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
             whole = -(-count // STRIP) * STRIP
             if descriptors.shape[0]:
                 end = -(-whole * width // 4096) * 4096
-                if read_rows(descriptors, offsets, begin * width, count * width, end, raw) < rows.shape[0]:
+                if (
+                    read_rows(descriptors, offsets, begin * width, count * width, end, raw)
+                    < rows.shape[0]
+                ):
                     return NOT_READ
             if half:
                 widen(raw, half, whole, rows)
@@ -446,7 +449,9 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
                     values[i] = finish(constants, *element(state, i))
                 at = begin - start + a
                 if mask.shape[0]:
-                    found = pack(values, divisor, mask[at // 8 : (at + size + 7) // 8], kept[nonzero:])
+                    found = pack(
+                        values, divisor, mask[at // 8 : (at + size + 7) // 8], kept[nonzero:]
+                    )
                 else:
                     found = settle(values, divisor, out[at : at + size])
                 if found < 0:

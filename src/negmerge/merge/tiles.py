@@ -60,10 +60,10 @@ class TileReader:
     tile: elements of a tile, a multiple of 4096.
     """
 
-    def __init__(self, inputs: Inputs, memory: int = TILES) -> None:
+    def __init__(self, inputs: Inputs, memory: int | None = None) -> None:
         self.inputs = inputs
         n = len(inputs.models)
-        room = memory // (n * 8) // 4096 * 4096
+        room = (memory or TILES) // (n * 8) // 4096 * 4096
         self.tile = max(4096, min(SEGMENT // 4, room))
         self._buffer = aligned(n * self.tile * 8)
         self.wide = np.empty((0, 0), np.float32)
@@ -104,9 +104,7 @@ class TileReader:
             self.wide = np.empty((n, self.tile), np.float32)
         return raw, self.wide, kernels.BFLOAT16 if dtype == "BF16" else kernels.FLOAT16
 
-    def read(
-        self, name: str, start: int, count: int, sums: NDArray[np.uint64]
-    ) -> NDArray[Any]:
+    def read(self, name: str, start: int, count: int, sums: NDArray[np.uint64]) -> NDArray[Any]:
         """Rows that begin with one tile, padded with zeros to whole strips; adds to checksums."""
         infos = self.inputs.infos(name)
         whole = -(-count // kernels.STRIP) * kernels.STRIP

@@ -86,7 +86,9 @@ class TorchCompute:
             at = part.start - task.segment.start
             if task.mask.size:
                 some = values[values != 0]
-                task.mask[at // 8 : at // 8 + -(-size // 8)] = np.packbits(values != 0, bitorder="little")
+                task.mask[at // 8 : at // 8 + -(-size // 8)] = np.packbits(
+                    values != 0, bitorder="little"
+                )
                 task.kept[nonzero : nonzero + some.size] = some
             else:
                 task.out[at : at + size] = values

@@ -51,9 +51,7 @@ class Thresholds:
         return (float(self.found[name][0]),) if self.rule.trimmed else ()
 
 
-def find_thresholds(
-    inputs: Inputs, rule: Rule, workers: int, progress: Progress
-) -> Thresholds:
+def find_thresholds(inputs: Inputs, rule: Rule, workers: int, progress: Progress) -> Thresholds:
     """Find what a rule trims at; nothing is read for a rule that does not trim."""
     thresholds = Thresholds(rule)
     if not rule.trimmed:
@@ -126,9 +124,7 @@ class Search:
         high = values[:, places[1]].copy() if first > 0 else np.full(self.width, np.inf)
         return low, high
 
-    def _collect(
-        self, low: Floats, high: Floats
-    ) -> tuple[NDArray[np.int64], list[Floats | None]]:
+    def _collect(self, low: Floats, high: Floats) -> tuple[NDArray[np.int64], list[Floats | None]]:
         """Count what is above the bracket and gather what is in it; None where that is too much."""
         above = np.zeros(self.width, np.int64)
         inside: list[list[Floats]] = [[] for _ in range(self.width)]
@@ -208,7 +204,9 @@ class Search:
         for segment, results in zip(work, found, strict=True):
             yield from results
             if show:
-                self.progress.advance(self.inputs.bytes_of(segment.info.name, segment.stop - segment.start))
+                self.progress.advance(
+                    self.inputs.bytes_of(segment.info.name, segment.stop - segment.start)
+                )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -1,0 +1,29 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: test demo lint bench clean
+test: $(READY) ## run the test suite
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+demo: $(READY) ## merge a small generated pool and show what came out
+	$(BIN)/python examples/demo.py
+
+lint: $(READY) ## format, lint, types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results
+	$(BIN)/python benchmarks/engine.py
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "negmerge needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[test,dev]"
+	touch $(READY)
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) .demo .pytest_cache .hypothesis .ruff_cache

@@ -37,7 +37,7 @@ def applied(
                     continue
                 seen.add(tensor.data_ptr())
                 where, values = _on_device(tau, name, tensor)
-                old = tensor.data[where]
+                old = tensor.data[where].clone()  # indexing a scalar gives a view
                 new = rounded(old.double() + factor * values, tensor.dtype)
                 if not bool(new.isfinite().all()):
                     raise ValueRangeError(

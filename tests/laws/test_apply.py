@@ -1,0 +1,200 @@
+"""θ + s·τ on files and on modules: exact, reversible, tied weights stay tied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from storage import TORCH, loaded
+
+import negmerge as nm
+from negmerge.dtypes import FLOATS
+from negmerge.errors import NegMergeError
+from negmerge.modules import rounded
+
+FORMATS = list(FLOATS)
+
+
+def make_pool(folder: Path, dtype: str, seed: int = 0, n: int = 3):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a.weight": (300, 31), "a.bias": (31,), "s": (), "empty": (0, 2), "bn.running_var": (5,)}
+    base = {n: torch.randn(s, generator=generator).to(TORCH[dtype]) for n, s in shapes.items()}
+    base["bn.running_var"] = base["bn.running_var"].abs() * 0.01
+    base["count"] = torch.tensor([1, 2])
+    base["a.weight"][0, 0] = -0.0
+    save_file(base, folder / "base.safetensors", {"format": "pt", "note": "kept"})
+    for k in range(n):
+        model = {
+            name: (v.double() + 0.1 * torch.randn(v.shape, generator=generator).double()).to(v.dtype)
+            if v.is_floating_point()
+            else v + k
+            for name, v in base.items()
+        }
+        model["a.weight"][0] = base["a.weight"][0]
+        save_file(model, folder / f"m{k}.safetensors")
+    return folder / "base.safetensors", sorted(folder.glob("m*.safetensors"))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+def test_files_get_base_plus_scaled_vector_rounded_once(dtype, layout, tmp_path):
+    base, models = make_pool(tmp_path, dtype)
+    tau = nm.merge(base, models, out=tmp_path / "p", layout=layout)
+    done = nm.apply(base, -0.7 * tau, tmp_path / "out.safetensors")
+    before, after = load_file(base), load_file(tmp_path / "out.safetensors")
+    changed = 0
+    for name, old in before.items():
+        wanted = old
+        if name in tau:
+            exact = old.double() - 0.7 * tau[name].double()
+            wanted = torch.where(tau[name] == 0, old, rounded(exact, old.dtype))
+            changed += int((wanted.view(-1) != old.view(-1)).sum())
+        assert after[name].dtype == old.dtype
+        assert torch.equal(bits(after[name]), bits(wanted)), name
+    assert done.changed == changed > 0
+    assert torch.equal(after["count"], before["count"]), "integers are the base's"
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_scale_zero_gives_the_bytes_of_the_base(dtype, tmp_path):
+    base, models = make_pool(tmp_path, dtype)
+    tau = nm.merge(base, models)
+    nm.apply(base, 0 * tau, tmp_path / "out.safetensors")
+    assert (tmp_path / "out.safetensors").read_bytes() == base.read_bytes()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scale=st.floats(-3, 3), seed=st.integers(0, 1000))
+def test_module_is_changed_like_the_file_and_restored_to_the_bit(dtype, scale, seed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("applied")
+    base, models = make_pool(folder, dtype, seed)
+    tau = nm.merge(base, models)
+    module = torch.nn.Module()
+    for name, value in load_file(base).items():
+        module.register_buffer(name.replace(".", "_"), value)
+    entries = {name.replace(".", "_"): e for name, e in tau.entries.items()}
+    local = nm.TaskVector(entries, tau.origin)
+    before = {n: v.clone() for n, v in module.state_dict().items()}
+    nm.apply(base, scale * tau, folder / "out.safetensors")
+    with local.applied(module, scale):
+        inside = {n: v.clone() for n, v in module.state_dict().items()}
+    for name, value in load_file(folder / "out.safetensors").items():
+        assert torch.equal(inside[name.replace(".", "_")], value), name
+    for name, value in module.state_dict().items():
+        assert torch.equal(bits(value), bits(before[name])), name
+
+
+def test_channels_last_transposed_and_tied_tensors(tmp_path):
+    weight = torch.randn(4, 3, 2, 2)
+    tied = torch.randn(6, 5)
+    state = {"conv": weight, "one": tied, "two": tied.clone(), "t": torch.randn(5, 6)}
+    save_file(state, tmp_path / "base.safetensors")
+    change = {n: 0.1 * torch.randn(v.shape) for n, v in state.items()}
+    change["two"] = change["one"]
+    save_file({n: v + change[n] for n, v in state.items()}, tmp_path / "m.safetensors")
+    tau = nm.TaskVector.between(tmp_path / "base.safetensors", tmp_path / "m.safetensors")
+    module = torch.nn.Module()
+    module.register_buffer("conv", weight.clone().to(memory_format=torch.channels_last))
+    module.one = torch.nn.Parameter(tied.clone())
+    module.two = module.one
+    module.register_buffer("t", state["t"].t().contiguous().t())
+    before = {n: v.clone() for n, v in module.state_dict().items()}
+    with tau.applied(module, 2.0):
+        now = module.state_dict()
+        for name in state:
+            wanted = (state[name].double() + 2 * tau[name].double()).float()
+            assert torch.equal(now[name], wanted), name
+        assert module.one is module.two
+        assert now["conv"].is_contiguous(memory_format=torch.channels_last)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+    nm.apply(tmp_path / "base.safetensors", 0.5 * tau, tmp_path / "out.safetensors")
+    after = load_file(tmp_path / "out.safetensors")
+    assert torch.equal(after["one"], after["two"]), "tied weights stay tied"
+
+
+def test_module_is_restored_when_the_block_fails(small_pool, small_model):
+    base, pool = small_pool
+    tau = nm.merge(base, pool, "uniform")
+    before = {n: v.clone() for n, v in small_model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError), tau.applied(small_model, 1.0):
+        assert not torch.equal(small_model.state_dict()["head.weight"], before["head.weight"])
+        raise ZeroDivisionError
+    for name, value in small_model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_module_that_does_not_fit_is_refused(small_pool):
+    base, pool = small_pool
+    tau = nm.merge(base, pool)
+    with pytest.raises(NegMergeError, match=r"blocks\.0\.bias.*is not there"), tau.applied(torch.nn.Linear(2, 2)):
+        pass
+
+
+def test_batchnorm_statistics_stay_or_are_merged_and_clamped(tmp_path):
+    base, models = make_pool(tmp_path, "F32")
+    kept = nm.merge(base, models)
+    assert "bn.running_var" not in kept
+    assert {"bn.running_var", "count"} == set(kept.origin.kept)
+    merged = nm.merge(base, models, "uniform", buffers="merge")
+    assert "bn.running_var" in merged
+    done = nm.apply(base, -40 * merged, tmp_path / "out.safetensors")
+    variance = loaded(tmp_path / "out.safetensors")["bn.running_var"]
+    assert (variance >= 0).all()
+    assert done.clamped == int((variance == 0).sum()) > 0
+
+
+def test_algebra_is_exact(tmp_path):
+    base, models = make_pool(tmp_path, "F32")
+    one, two = (nm.TaskVector.between(base, m) for m in models[:2])
+    total, mean = one + two, nm.merge(base, models[:2], "uniform")
+    for name in mean:
+        np.testing.assert_array_equal(
+            total[name].numpy(), (one[name].double() + two[name].double()).float().numpy()
+        )
+        np.testing.assert_allclose((total / 2)[name].numpy(), mean[name].numpy(), atol=2e-8)
+    assert (one - one).nonzero == 0
+    assert (-one).scale == -1
+    assert torch.equal((-2 * one)["a.bias"], -2 * one["a.bias"])
+    stranger = nm.TaskVector.between(models[0], models[1])
+    with pytest.raises(NegMergeError, match="different bases"):
+        one + stranger
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("layout", ["auto", "sparse", "dense"])
+def test_saved_vectors_come_back(dtype, layout, tmp_path):
+    base, models = make_pool(tmp_path, dtype)
+    tau = nm.merge(base, models)
+    (-1.5 * tau).save(tmp_path / "p", layout)
+    again = nm.TaskVector.load(tmp_path / "p")
+    assert again.origin == tau.origin
+    assert again.nonzero == tau.nonzero
+    for name in tau:
+        assert torch.equal(again[name], (-1.5 * tau)[name])
+
+
+def test_sparsity_is_weighted_by_elements_or_by_tensors(tmp_path):
+    base = {"l.0.w": torch.zeros(10), "l.0.b": torch.zeros(2), "l.1.w": torch.zeros(8)}
+    model = {"l.0.w": torch.zeros(10), "l.0.b": torch.ones(2), "l.1.w": torch.zeros(8)}
+    model["l.1.w"][:2] = 1
+    save_file(base, tmp_path / "b.safetensors")
+    save_file(model, tmp_path / "m.safetensors")
+    tau = nm.TaskVector.between(tmp_path / "b.safetensors", tmp_path / "m.safetensors")
+    assert tau.sparsity() == 16 / 20
+    assert tau.sparsity(by="tensor_mean") == pytest.approx((1 + 0 + 0.75) / 3)
+    depth = tau.sparsity(by="depth")
+    assert depth["0"].element_weighted == pytest.approx(10 / 12)
+    assert depth["0"].tensor_mean == 0.5
+    assert set(tau.sparsity(by="component")) == {"w", "b"}
+    assert tau.sparsity(by="tensor")["l.1.w"].nonzero == 2

@@ -20,6 +20,7 @@ app = App(
     name="negmerge",
     help="Make a trained model forget: merge fine-tuned models by sign consensus, subtract the result.",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
 )
 
 Out = Annotated[Path, Parameter(name=["--out", "-o"])]

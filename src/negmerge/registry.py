@@ -42,6 +42,10 @@ class Registry(Generic[T]):
         known = ", ".join(sorted(self._entries))
         raise OptionError(f"unknown {self.kind} {name!r}{hint} There are: {known}")
 
+    def remove(self, name: str) -> None:
+        """Forget an entry."""
+        del self._entries[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._entries))
 

@@ -1,0 +1,86 @@
+"""What every registered rule must offer; a new one is tested the moment it is registered."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+
+import negmerge as nm
+from negmerge.errors import OptionError
+from negmerge.merge import kernels
+from negmerge.merge.rules import choices, make_rule, rules, summary
+from negmerge.merge.torch_compute import FOLDS
+from negmerge.registry import Registry
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", list(rules))
+def test_every_rule_explains_itself(name):
+    cls = rules.get(name)
+    assert summary(cls).endswith(".")
+    assert re.search(r"\d{4}", cls.paper), "the paper and its year"
+    for option in choices(cls):
+        assert f"{option}" in (cls.__doc__ or ""), f"option {option} is not documented"
+
+
+@pytest.mark.parametrize("name", list(rules))
+def test_options_can_be_given_as_text(name):
+    rule = make_rule(name)
+    assert make_rule(name, {k: str(v).lower() for k, v in rule.options.items()}) == rule
+    for option in rule.options:
+        with pytest.raises(OptionError, match=f"{option}: got 'nonsense'"):
+            make_rule(name, {option: "nonsense"})
+    with pytest.raises(OptionError, match="has no option 'colour'"):
+        make_rule(name, {"colour": "red"})
+
+
+@pytest.mark.parametrize("name", list(rules))
+def test_every_rule_can_be_computed_everywhere_and_has_an_oracle(name):
+    fold, finish = make_rule(name).parts()
+    assert fold in FOLDS
+    wanted = 1 + len(kernels.STATISTICS[fold])
+    assert len(inspect.signature(finish).parameters) == wanted
+    assert name in oracle.RULES
+
+
+def test_the_rules_of_the_contract_are_there():
+    assert set(rules) >= {"consensus", "conflict", "uniform", "ties", "magmax", "localize", "tall"}
+
+
+def test_registry_refuses_a_name_twice():
+    shelf: Registry[int] = Registry("book")
+    shelf.register("one", 1)
+    with pytest.raises(ValueError, match="'one' is registered already"):
+        shelf.register("one", 2)
+
+
+def test_the_rule_of_the_documentation_works(small_pool, tmp_path, monkeypatch):
+    """docs/extend.md adds a rule in one class; this runs that very text."""
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "extend.md").read_text(), re.DOTALL)
+    (tmp_path / "my_rules.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(rules)
+    try:
+        import_module("my_rules")
+        (name,) = set(rules) - before
+        base, pool = small_pool
+        cpu = nm.merge(base, pool, name, {"ratio": 0.3})
+        other = nm.merge(base, pool, name, {"ratio": 0.3}, device="torch-cpu")
+        deltas = [nm.TaskVector.between(base, path) for path in pool]
+        for tensor in cpu:
+            stack = np.stack([d[tensor].double().numpy() for d in deltas])
+            mean = stack.sum(0) / 3
+            wanted = np.where(abs(mean) >= 0.3 * (stack.max(0) - stack.min(0)), mean, 0)
+            np.testing.assert_allclose(cpu[tensor].numpy(), wanted, rtol=1e-6)
+            np.testing.assert_array_equal(cpu[tensor].numpy(), other[tensor].numpy())
+        assert 0 < cpu.sparsity() < 1
+    finally:
+        for name in set(rules) - before:
+            rules.remove(name)

@@ -1,0 +1,61 @@
+"""Every verb: help without heavy imports, and the CPU commands never import torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+VERBS = ["merge", "apply", "inspect", "list", "convert"]
+PROBE = """
+import sys
+from negmerge.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    if stop.code:
+        raise
+print("LOADED", *sorted({"torch", "numba", "numpy"} & sys.modules.keys()))
+"""
+
+
+def loaded(*arguments: str) -> tuple[str, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True
+    )
+    text, _, names = done.stdout.rpartition("LOADED")
+    return text, set(names.split())
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_imports_nothing_heavy(verb):
+    text, names = loaded(*verb.split(), "--help")
+    assert "Usage: negmerge" in text
+    assert names == set()
+
+
+def test_cpu_commands_never_import_torch(small_pool, tmp_path):
+    base, pool = small_pool
+    patch, out = str(tmp_path / "p.safetensors"), str(tmp_path / "o.safetensors")
+    models = [str(path) for path in pool]
+    for arguments in (
+        ["merge", str(base), *models, "-o", patch],
+        ["merge", str(base), *models, "-o", patch, "--rule", "ties"],
+        ["apply", str(base), patch, "--negate", "0.5", "-o", out],
+        ["inspect", patch],
+        ["inspect", out, "--json"],
+        ["list", "rules"],
+    ):
+        assert "torch" not in loaded(*arguments)[1], arguments
+
+
+def test_list_rules_shows_every_rule_and_option():
+    found = json.loads(loaded("list", "rules", "--json")[0])
+    assert found["consensus"]["options"]["reduce"] == {"takes": "mean|min|max", "default": "mean"}
+    table, _ = loaded("list", "rules")
+    for name, rule in found.items():
+        assert name in table
+        for option in rule["options"]:
+            assert f"{option}=" in table

@@ -1,0 +1,185 @@
+"""The commands as a person runs them: real processes, real files, kill and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+import negmerge as nm
+from negmerge.files import atomic, temporary
+
+NEGMERGE = [sys.executable, "-m", "negmerge.cli"]
+
+
+def negmerge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*NEGMERGE, *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory) -> tuple[Path, list[Path]]:
+    """Six models of 4 million elements: merging takes long enough to be killed in the middle."""
+    folder = tmp_path_factory.mktemp("pool")
+    rng = np.random.default_rng(0)
+    base = {
+        f"layers.{j}.weight": rng.standard_normal((1024, 1024), dtype=np.float32) for j in range(4)
+    }
+    save_file(base, folder / "base.safetensors")
+    shared = rng.standard_normal((1024, 1024), dtype=np.float32)
+    for k in range(6):
+        noise = np.random.default_rng(k + 1).standard_normal((1024, 1024), dtype=np.float32)
+        model = {name: b + 0.01 * (shared + noise) for name, b in base.items()}
+        save_file(model, folder / f"m{k}.safetensors")
+    return folder / "base.safetensors", sorted(folder.glob("m*.safetensors"))
+
+
+def test_merge_apply_inspect(pool, tmp_path):
+    base, models = pool
+    patch, out = tmp_path / "patch.safetensors", tmp_path / "out.safetensors"
+    done = negmerge("merge", base, *models, "-o", patch, "--digest")
+    assert done.returncode == 0, done.stderr
+    assert "consensus of 6" in done.stdout
+    assert done.stderr == "", "quiet when not on a terminal"
+    found = json.loads(negmerge("inspect", patch, "--json").stdout)
+    assert found["kind"] == "patch"
+    assert found["rule"] == "consensus"
+    assert found["n"] == 6
+    assert found["elements"] == 4 * 1024 * 1024
+    assert found["nonzero"] == sum(t["nonzero"] for t in found["tensors"].values())
+    assert found["sparsity"] == pytest.approx(1 - found["nonzero"] / found["elements"])
+    assert len(found["digests"]) == 7
+    assert {m["name"] for m in found["members"]} == {p.name for p in models}
+    done = negmerge("apply", base, patch, "--negate", "0.5", "-o", out)
+    assert done.returncode == 0, done.stderr
+    tau = nm.TaskVector.load(patch)
+    before, after = load_file(base), load_file(out)
+    for name, old in before.items():
+        wanted = (old.double() - 0.5 * tau[name].double()).float()
+        assert torch.equal(after[name], wanted)
+    table = negmerge("inspect", patch).stdout
+    assert "zero %" in table
+    assert "vetoes" in table
+    assert json.loads(negmerge("inspect", out, "--json").stdout)["kind"] == "checkpoint"
+
+
+def test_rules_and_options_by_command_line(pool, tmp_path):
+    base, models = pool
+    arguments = ["merge", base, *models, "-o", tmp_path / "p", "--rule", "ties"]
+    done = negmerge(*arguments, "--option", "density=0.3", "--option", "scope=tensor", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    tau = nm.TaskVector.load(tmp_path / "p")
+    assert tau.origin.options == {"density": 0.3, "scope": "tensor"}
+    wanted = nm.merge(base, models, "ties", {"density": 0.3, "scope": "tensor"})
+    assert torch.equal(tau["layers.2.weight"], wanted["layers.2.weight"])
+
+
+def test_json_progress_for_machines(pool, tmp_path):
+    base, models = pool
+    done = negmerge("merge", base, *models, "-o", tmp_path / "p", "--json")
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert events[-1]["event"] == "progress"
+    assert events[-1]["bytes"] == events[-1]["total"] == 7 * 4 * 4 * 1024 * 1024
+    assert {"bytes_per_second", "seconds_remaining"} <= events[-1].keys()
+    assert json.loads(done.stdout)["nonzero"] == nm.TaskVector.load(tmp_path / "p").nonzero
+
+
+def test_max_memory_is_kept(pool, tmp_path):
+    base, models = pool
+    code = (
+        "import sys, threading, time; from negmerge.cli import main; from negmerge.merge.memory import "
+        "anonymous_memory as now; peak = [0]\n"
+        "def watch():\n    while True: peak[0] = max(peak[0], now()); time.sleep(0.001)\n"
+        "threading.Thread(target=watch, daemon=True).start()\n"
+        "main(sys.argv[1:]); print(peak[0])"
+    )
+    limit = 180_000_000
+    arguments = ["merge", base, *models, "-o", tmp_path / "p", "--rule", "uniform", "--max-memory", f"{limit}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout.splitlines()[-1]) <= limit
+    assert list(tmp_path.iterdir()) == [tmp_path / "p"]
+
+
+def test_killed_at_any_moment_nothing_is_half_written(pool, tmp_path):
+    base, models = pool
+    out = tmp_path / "p.safetensors"
+    command = [*NEGMERGE, "merge", str(base), *map(str, models), "-o", str(out), "--workers", "1"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    whole = out.read_bytes()
+    begun = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    span = time.perf_counter() - begun
+    moments = random.Random(7)
+    killed = 0
+    for _ in range(12):
+        out.unlink(missing_ok=True)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        time.sleep(span * moments.uniform(0.4, 1.0))
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        assert not out.exists() or out.read_bytes() == whole
+    assert killed > 3
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert out.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [out], "no temporary file stays"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing_and_says_so(pool, tmp_path, stop):
+    base, models = pool
+    command = [*NEGMERGE, "merge", str(base), *map(str, models), "-o", str(tmp_path / "p"), "--rule", "ties"]
+    process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.PIPE, text=True)
+    while not temporary(tmp_path / "p").exists():
+        assert process.poll() is None, "the merge ended before it could be interrupted"
+        time.sleep(0.001)
+    process.send_signal(stop)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors == "interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_runs_on_one_output(pool, tmp_path):
+    base, models = pool
+    with atomic(tmp_path / "p"):
+        done = negmerge("merge", base, *models, "-o", tmp_path / "p")
+        assert done.returncode == 2
+        assert "another run is writing" in done.stderr
+    assert negmerge("merge", base, *models, "-o", tmp_path / "p").returncode == 0
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(pool, tmp_path):
+    base, models = pool
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from negmerge.cli import main; main(sys.argv[1:])"
+    )
+    arguments = ["merge", base, *models, "-o", tmp_path / "p"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "cannot write: File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_umask_is_respected(pool, tmp_path):
+    base, models = pool
+    nm.merge(base, models, out=tmp_path / "p")
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "p").stat().st_mode & 0o777 == 0o666 & ~mask

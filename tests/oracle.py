@@ -38,9 +38,7 @@ def agreement(stack: Stack, quorum: float = 1.0, zeros: str = "strict") -> np.nd
     return kept
 
 
-def consensus(
-    stack: Stack, reduce="mean", signed=False, quorum=1.0, zeros="strict"
-) -> np.ndarray:
+def consensus(stack: Stack, reduce="mean", signed=False, quorum=1.0, zeros="strict") -> np.ndarray:
     kept = agreement(stack, quorum, zeros)
     if reduce == "mean":
         return np.where(kept, uniform(stack), 0)

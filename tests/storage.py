@@ -24,7 +24,9 @@ def store(path: Path, weights: dict[str, np.ndarray], dtype: str = "F32") -> Pat
 
 def loaded(path: Path) -> dict[str, np.ndarray]:
     """All float tensors of a file as float64 arrays."""
-    return {name: t.double().numpy() for name, t in load_file(path).items() if t.is_floating_point()}
+    return {
+        name: t.double().numpy() for name, t in load_file(path).items() if t.is_floating_point()
+    }
 
 
 def dense(tau) -> dict[str, np.ndarray]:

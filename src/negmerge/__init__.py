@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from negmerge.patching import apply as apply
     from negmerge.errors import NegMergeError as NegMergeError
     from negmerge.merge.accumulator import Accumulator as Accumulator
     from negmerge.merge.engine import merge as merge
+    from negmerge.patching import apply as apply
     from negmerge.task_vector import TaskVector as TaskVector
 
 _HOME = {

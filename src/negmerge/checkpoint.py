@@ -84,7 +84,8 @@ class Checkpoint:
                 ) from error
             if not done:
                 raise FileError(
-                    f"{self.files[info.file]} {shown(info.name)}: the file was cut off while it was read"
+                    f"{self.files[info.file]} {shown(info.name)}: "
+                    "the file was cut off while it was read"
                 )
             view, at = view[done:], at + done
 
@@ -177,12 +178,13 @@ def read_index(index: Path) -> dict[str, str]:
     for name, shard in weight_map.items():
         if (
             not isinstance(shard, str)
-            or os.path.basename(shard) != shard
+            or Path(shard).name != shard
             or shard in ("", ".", "..")
             or not shard.isprintable()
         ):
             raise FileError(
-                f"{index} {shown(name)}: shard {shown(shard)} must be the plain name of a file beside it"
+                f"{index} {shown(name)}: shard {shown(shard)} "
+                "must be the plain name of a file beside it"
             )
     return weight_map
 

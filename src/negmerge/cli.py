@@ -18,7 +18,7 @@ from negmerge.progress import make_progress
 
 app = App(
     name="negmerge",
-    help="Make a trained model forget: merge fine-tuned models by sign consensus, subtract the result.",
+    help="Make a trained model forget: merge fine-tuned models by sign, subtract the result.",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
@@ -178,14 +178,15 @@ def apply(
     }
     say(
         result,
-        f"{out}: θ {'−' if scale <= 0 else '+'} {abs(scale):g}·τ, {done.changed:,} elements changed, "
-        f"{human(done.nbytes)}, {result['seconds']:.1f} s",
+        f"{out}: θ {'−' if negate is not None else '+'} {abs(scale):g}·τ, "
+        f"{done.changed:,} elements changed, {human(done.nbytes)}, {result['seconds']:.1f} s",
         json_,
     )
     if done.changed < 0.99 * done.nonzero and scale:
         share = done.changed / done.nonzero
         warn(
-            f"only {share:.1%} of the edits survive in the base's number format; the rest round away"
+            f"only {share:.1%} of the edits survive in the base's number format; "
+            "the rest round away"
         )
     if done.clamped:
         warn(f"{done.clamped} BatchNorm variances were kept from going below zero")
@@ -328,14 +329,9 @@ def human(count: Any) -> str:
     >>> human(37_763_689)
     '37.8 MB'
     """
-    value = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            break
-        value /= 1000
-    else:
-        unit = "TB"
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    power = min(len(str(int(count))) - 1, 14) // 3
+    return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
 
 
 def signed_scale(negate: float | None, add: float | None) -> float:

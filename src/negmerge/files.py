@@ -140,7 +140,7 @@ def _open_and_lock(path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another run may have renamed or removed the file between open and lock.
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)

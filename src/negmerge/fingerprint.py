@@ -4,7 +4,7 @@ A tensor's checksum is a sum over its 4096-byte blocks, so that ranges can be re
 any number of workers. A block is 512 little-endian 64-bit words w (the last one padded with zeros):
 
     S = Σᵢ low32(wᵢ + kᵢ) · high32(wᵢ + kᵢ)      (the NH hash of UMAC, keys k from splitmix64)
-    checksum = Σⱼ mix(Sⱼ + (j + 1) · φ)          (j: the block's number; mix: splitmix64's finaliser)
+    checksum = Σⱼ mix(Sⱼ + (j + 1) · φ)          (j: the block's number; mix: its finaliser)
 
 all modulo 2⁶⁴. It finds accidents, not attacks: `--digest` adds SHA-256 for those.
 """
@@ -42,7 +42,8 @@ KEYS = _keys()
 def checksum(words: Words, first: int, keys: Words) -> np.uint64:
     """The sum over whole blocks of words, the first of which has number `first`.
 
-    >>> int(checksum(np.zeros(512, np.uint64), 0, KEYS)) == int(checksum(np.zeros(512, np.uint64), 1, KEYS))
+    >>> zeros = np.zeros(512, np.uint64)
+    >>> checksum(zeros, 0, KEYS) == checksum(zeros, 1, KEYS)
     False
     """
     total = np.uint64(0)

@@ -101,7 +101,8 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         ("not zero", f"{found['nonzero']:,}"),
         (
             "zero",
-            f"{found['sparsity']:.2%} of elements, {found['sparsity_tensor_mean']:.2%} mean of tensors",
+            f"{found['sparsity']:.2%} of elements, "
+            f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
         ),
         ("norm", f"{found['norm']:.6g}"),
         ("base", found["base"]),

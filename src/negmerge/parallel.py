@@ -19,7 +19,7 @@ W = TypeVar("W")
 def ordered(
     work: Iterable[T], run: Callable[[W, T], R], make_worker: Callable[[], W], workers: int
 ) -> Iterator[R]:
-    """Run all work on threads, each with its own worker; yield the results in the order of the work.
+    """Run all work on threads, each with its own worker; yield results in the order of the work.
 
     >>> list(ordered(range(4), lambda _, x: x * x, lambda: None, 2))
     [0, 1, 4, 9]

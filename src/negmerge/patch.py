@@ -26,7 +26,8 @@ from negmerge.header import TensorInfo, build_header, parse_json
 FORMAT = "negmerge-patch/1"
 MASK, VALUES = "#mask", "#values"
 Layout = Literal["auto", "sparse", "dense"]
-Source = NDArray[Any] | tuple[Checkpoint, TensorInfo]
+Source = NDArray[Any] | tuple[Checkpoint, TensorInfo] | list[NDArray[Any]]
+"""Where numbers are: in memory, in a file, or in memory in pieces that are joined when needed."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,10 @@ def _refuse_collisions(tensors: Mapping[str, Any]) -> None:
 
 
 def _part(source: Source, dtype: Any, start: int, stop: int) -> NDArray[Any]:
+    if isinstance(source, list):
+        if len(source) > 1:
+            source[:] = [np.concatenate(source)]
+        source = source[0]
     if isinstance(source, np.ndarray):
         return source.reshape(-1)[start:stop]
     model, info = source

@@ -221,14 +221,18 @@ class _Application:
         info, entry, scale = part.info, self.tau.entries.get(part.info.name), self.tau.scale
         if entry is None or entry.layout == "zero" or scale == 0:
             return raw, 0, 0
-        where, values = _stored(entry, part)
-        if not values.size:
-            return raw, 0, 0
-        clamp = is_variance(info.name)
-        if info.dtype == "F32" and values.dtype == np.float32 and not clamp:
-            changed, finite = add_float32(raw.view(np.float32), where, values, scale)
-            clamped = 0
+        clamp, clamped = is_variance(info.name), 0
+        if (info.dtype, entry.dtype) == ("F32", "F32") and not clamp:
+            singles = raw.view(np.float32)
+            if entry.layout == "dense":
+                changed, finite = add_dense(singles, entry.stored(part.start, part.stop), scale)
+            else:
+                bits = entry.bits(part.start // 8, -(-part.stop // 8))
+                count = int(np.bitwise_count(bits).sum())
+                values = entry.stored(part.first, part.first + count)
+                changed, finite = add_sparse(singles, bits, values, scale)
         else:
+            where, values = _stored(entry, part)
             size = FLOATS[info.dtype]
             table = raw.reshape(-1, size)
             old = table[where]
@@ -257,17 +261,42 @@ def _stored(entry: Entry, part: Range) -> tuple[NDArray[np.int64], NDArray[Any]]
 
 
 @njit(nogil=True, cache=True)
-def add_float32(
-    base: NDArray[np.float32], where: NDArray[np.int64], values: NDArray[np.float32], scale: float
+def add_sparse(
+    base: NDArray[np.float32], bits: Bytes, values: NDArray[np.float32], scale: float
 ) -> tuple[int, bool]:
-    """base[where] += scale · values in float64, rounded once; how many changed, all finite."""
+    """Add scale · values where bits are set, in float64, rounded once.
+
+    Returns how many elements changed, and whether all are finite.
+    """
+    changed, at = 0, 0
+    finite = True
+    for j in range(bits.shape[0]):
+        byte = bits[j]
+        if byte:
+            for i in range(8):
+                if byte & (1 << i):
+                    old = base[8 * j + i]
+                    new = np.float32(np.float64(old) + scale * np.float64(values[at]))
+                    at += 1
+                    base[8 * j + i] = new
+                    changed += new != old
+                    finite &= abs(new) < np.inf
+    return changed, finite
+
+
+@njit(nogil=True, cache=True)
+def add_dense(
+    base: NDArray[np.float32], values: NDArray[np.float32], scale: float
+) -> tuple[int, bool]:
+    """Add scale · values where they are not zero; returns as `add_sparse`."""
     changed = 0
     finite = True
-    for j in range(where.shape[0]):
-        old = base[where[j]]
-        new = np.float32(np.float64(old) + scale * np.float64(values[j]))
-        base[where[j]] = new
-        changed += new != old
+    for i in range(base.shape[0]):
+        old = base[i]
+        new = np.float32(np.float64(old) + scale * np.float64(values[i]))
+        # A value of zero leaves even the sign of a zero alone.
+        base[i] = new if values[i] != 0 else old
+        changed += (values[i] != 0) & (new != old)
         finite &= abs(new) < np.inf
     return changed, finite
 
@@ -278,7 +307,8 @@ def _converted(raw: Bytes, info: TensorInfo, dtype: str) -> Bytes:
     lost = int(np.count_nonzero(np.isfinite(values) & ~np.isfinite(widen(new, dtype))))
     if lost:
         raise ValueRangeError(
-            f"{shown(info.name)}: {lost} values do not fit {dtype}; keep {info.dtype}, or use bfloat16"
+            f"{shown(info.name)}: {lost} values do not fit {dtype}; "
+            f"keep {info.dtype}, or use bfloat16"
         )
     return new
 

@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 
 import negmerge as nm
+import oracle
 from negmerge.errors import OptionError
 from negmerge.merge import kernels
 from negmerge.merge.rules import choices, make_rule, rules, summary

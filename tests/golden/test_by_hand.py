@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
-from storage import dense, store
 
 import negmerge as nm
 from negmerge.fingerprint import KEYS, checksum
+from storage import dense, store
 
 # Five elements, three members:        all +    all −   mixed    with 0    all 0
 DELTAS = np.array(

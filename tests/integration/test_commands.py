@@ -76,7 +76,9 @@ def test_merge_apply_inspect(pool, tmp_path):
 def test_rules_and_options_by_command_line(pool, tmp_path):
     base, models = pool
     arguments = ["merge", base, *models, "-o", tmp_path / "p", "--rule", "ties"]
-    done = negmerge(*arguments, "--option", "density=0.3", "--option", "scope=tensor", "--workers", "1")
+    done = negmerge(
+        *arguments, "--option", "density=0.3", "--option", "scope=tensor", "--workers", "1"
+    )
     assert done.returncode == 0, done.stderr
     tau = nm.TaskVector.load(tmp_path / "p")
     assert tau.origin.options == {"density": 0.3, "scope": "tensor"}
@@ -97,16 +99,29 @@ def test_json_progress_for_machines(pool, tmp_path):
 def test_max_memory_is_kept(pool, tmp_path):
     base, models = pool
     code = (
-        "import sys, threading, time; from negmerge.cli import main; from negmerge.merge.memory import "
-        "anonymous_memory as now; peak = [0]\n"
+        "import sys, threading, time; from negmerge.cli import main\n"
+        "from negmerge.merge.memory import anonymous_memory as now; peak = [0]\n"
         "def watch():\n    while True: peak[0] = max(peak[0], now()); time.sleep(0.001)\n"
         "threading.Thread(target=watch, daemon=True).start()\n"
         "main(sys.argv[1:]); print(peak[0])"
     )
     limit = 180_000_000
-    arguments = ["merge", base, *models, "-o", tmp_path / "p", "--rule", "uniform", "--max-memory", f"{limit}"]
+    arguments = [
+        "merge",
+        base,
+        *models,
+        "-o",
+        tmp_path / "p",
+        "--rule",
+        "uniform",
+        "--max-memory",
+        f"{limit}",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert int(done.stdout.splitlines()[-1]) <= limit
     assert list(tmp_path.iterdir()) == [tmp_path / "p"]
@@ -139,7 +154,16 @@ def test_killed_at_any_moment_nothing_is_half_written(pool, tmp_path):
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_nothing_and_says_so(pool, tmp_path, stop):
     base, models = pool
-    command = [*NEGMERGE, "merge", str(base), *map(str, models), "-o", str(tmp_path / "p"), "--rule", "ties"]
+    command = [
+        *NEGMERGE,
+        "merge",
+        str(base),
+        *map(str, models),
+        "-o",
+        str(tmp_path / "p"),
+        "--rule",
+        "ties",
+    ]
     process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.PIPE, text=True)
     while not temporary(tmp_path / "p").exists():
         assert process.poll() is None, "the merge ended before it could be interrupted"

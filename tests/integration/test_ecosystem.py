@@ -124,7 +124,9 @@ def test_pickles_are_converted_only_when_trusted(tmp_path, capsys):
         main(["convert", str(tmp_path / "a.pt"), "-o", str(out)])
     assert stop.value.code == 2
     assert "--trust" in capsys.readouterr().err
-    main(["convert", str(tmp_path / "a.pt"), "--trust", "--strip-prefix", "module.", "-o", str(out)])
+    main(
+        ["convert", str(tmp_path / "a.pt"), "--trust", "--strip-prefix", "module.", "-o", str(out)]
+    )
     found = load_file(out)
     assert torch.equal(found["w"], weights["module.w"])
     assert found["n"] == 3
@@ -138,7 +140,9 @@ class _Evil:
 def test_code_in_a_pickle_never_runs(tmp_path, capsys):
     torch.save({"w": torch.ones(2), "x": _Evil()}, tmp_path / "evil.pt")
     with pytest.raises(SystemExit) as stop:
-        main(["convert", str(tmp_path / "evil.pt"), "--trust", "-o", str(tmp_path / "o.safetensors")])
+        main(
+            ["convert", str(tmp_path / "evil.pt"), "--trust", "-o", str(tmp_path / "o.safetensors")]
+        )
     assert stop.value.code == 2
     printed = capsys.readouterr()
     assert "never run" not in printed.out

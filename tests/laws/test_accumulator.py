@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from storage import dense
 
 import negmerge as nm
 from negmerge.errors import NegMergeError
 from negmerge.merge.rules import make_rule
+from storage import dense
 
 SERVED = ["uniform", "consensus", "conflict", "localize", "magmax", "ties"]
 
@@ -61,7 +61,9 @@ def test_fold_equals_streaming_in_any_order(pool, rule):
         same(acc.finish(rule), wanted)
 
 
-@pytest.mark.parametrize("options", [{"reduce": "min"}, {"reduce": "max", "signed": True}, {"quorum": 0.6}])
+@pytest.mark.parametrize(
+    "options", [{"reduce": "min"}, {"reduce": "max", "signed": True}, {"quorum": 0.6}]
+)
 def test_options_are_served(pool, options):
     base, paths = pool
     acc = nm.Accumulator(base, rules={"consensus": options})

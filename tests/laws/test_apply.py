@@ -10,19 +10,25 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from storage import TORCH, loaded
 
 import negmerge as nm
 from negmerge.dtypes import FLOATS
 from negmerge.errors import NegMergeError
 from negmerge.modules import rounded
+from storage import TORCH, loaded
 
 FORMATS = list(FLOATS)
 
 
 def make_pool(folder: Path, dtype: str, seed: int = 0, n: int = 3):
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"a.weight": (300, 31), "a.bias": (31,), "s": (), "empty": (0, 2), "bn.running_var": (5,)}
+    shapes = {
+        "a.weight": (300, 31),
+        "a.bias": (31,),
+        "s": (),
+        "empty": (0, 2),
+        "bn.running_var": (5,),
+    }
     base = {n: torch.randn(s, generator=generator).to(TORCH[dtype]) for n, s in shapes.items()}
     base["bn.running_var"] = base["bn.running_var"].abs() * 0.01
     base["count"] = torch.tensor([1, 2])
@@ -30,7 +36,9 @@ def make_pool(folder: Path, dtype: str, seed: int = 0, n: int = 3):
     save_file(base, folder / "base.safetensors", {"format": "pt", "note": "kept"})
     for k in range(n):
         model = {
-            name: (v.double() + 0.1 * torch.randn(v.shape, generator=generator).double()).to(v.dtype)
+            name: (v.double() + 0.1 * torch.randn(v.shape, generator=generator).double()).to(
+                v.dtype
+            )
             if v.is_floating_point()
             else v + k
             for name, v in base.items()
@@ -75,7 +83,9 @@ def test_scale_zero_gives_the_bytes_of_the_base(dtype, tmp_path):
 @pytest.mark.parametrize("dtype", FORMATS)
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scale=st.floats(-3, 3), seed=st.integers(0, 1000))
-def test_module_is_changed_like_the_file_and_restored_to_the_bit(dtype, scale, seed, tmp_path_factory):
+def test_module_is_changed_like_the_file_and_restored_to_the_bit(
+    dtype, scale, seed, tmp_path_factory
+):
     folder = tmp_path_factory.mktemp("applied")
     base, models = make_pool(folder, dtype, seed)
     tau = nm.merge(base, models)
@@ -127,9 +137,15 @@ def test_module_is_restored_when_the_block_fails(small_pool, small_model):
     base, pool = small_pool
     tau = nm.merge(base, pool, "uniform")
     before = {n: v.clone() for n, v in small_model.state_dict().items()}
-    with pytest.raises(ZeroDivisionError), tau.applied(small_model, 1.0):
-        assert not torch.equal(small_model.state_dict()["head.weight"], before["head.weight"])
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with tau.applied(small_model, 1.0):
+            now = small_model.state_dict()["head.weight"]
+            assert not torch.equal(now, before["head.weight"])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     for name, value in small_model.state_dict().items():
         assert torch.equal(value, before[name])
 
@@ -137,7 +153,10 @@ def test_module_is_restored_when_the_block_fails(small_pool, small_model):
 def test_a_module_that_does_not_fit_is_refused(small_pool):
     base, pool = small_pool
     tau = nm.merge(base, pool)
-    with pytest.raises(NegMergeError, match=r"blocks\.0\.bias.*is not there"), tau.applied(torch.nn.Linear(2, 2)):
+    with (
+        pytest.raises(NegMergeError, match=r"blocks\.0\.bias.*is not there"),
+        tau.applied(torch.nn.Linear(2, 2)),
+    ):
         pass
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from storage import TORCH, dense
 
 import negmerge as nm
+import oracle
 from negmerge.dtypes import narrow, widen
 from negmerge.merge import assemble, engine, tiles
 from negmerge.merge.rules import rules
 from negmerge.modules import rounded
+from storage import TORCH, dense
 
 
 @pytest.fixture(scope="module", params=["F32", "BF16", "F16", "F64"])
@@ -26,7 +26,9 @@ def large(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
     generator = torch.Generator().manual_seed(1)
     shapes = {"a.weight": (130, 131), "b.bias": (7,), "c.weight": (4096,), "d.weight": (9001,)}
-    base = {n: torch.randn(s, generator=generator).to(TORCH[request.param]) for n, s in shapes.items()}
+    base = {
+        n: torch.randn(s, generator=generator).to(TORCH[request.param]) for n, s in shapes.items()
+    }
     save_file(base, folder / "base.safetensors")
     paths = []
     for k in range(5):
@@ -90,7 +92,9 @@ def test_mixed_formats_compare_with_the_base_as_the_member_would_store_it(origin
     save_file({"w": base}, tmp_path / "base.safetensors")
     members = []
     for k in range(3):
-        change = torch.randn(3000, generator=generator) * (torch.rand(3000, generator=generator) < 0.5)
+        change = torch.randn(3000, generator=generator) * (
+            torch.rand(3000, generator=generator) < 0.5
+        )
         members.append((as_stored.double() + 0.1 * change).to(TORCH[member]))
         members[-1][change == 0] = as_stored[change == 0]
         save_file({"w": members[-1]}, tmp_path / f"m{k}.safetensors")
@@ -120,7 +124,11 @@ def test_narrowing_rounds_once(values):
             near = torch.tensor(y, dtype=torch.float64).to(kind)
             for direction in (np.inf, -np.inf):
                 towards = torch.tensor(direction, dtype=kind)
-                other = torch.nextafter(near, towards).double().item() if dtype == "F32" else _next(y, direction, kind)
+                other = (
+                    torch.nextafter(near, towards).double().item()
+                    if dtype == "F32"
+                    else _next(y, direction, kind)
+                )
                 if np.isfinite(other):
                     assert abs(_exact(x) - _exact(y)) <= abs(_exact(x) - _exact(other))
 

@@ -6,14 +6,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from storage import dense, store
 
 import negmerge as nm
+import oracle
 from negmerge.merge.rules import rules
+from storage import dense, store
 
 FAST = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 VARIANTS = [
@@ -46,7 +46,9 @@ IDS = [f"{rule}-{'-'.join(f'{k}={v}' for k, v in o.items())}" for rule, o in VAR
 @st.composite
 def pools(draw, least=1, most=7):
     """A base and members on a grid that every format holds exactly, with many zeros and ties."""
-    shapes = draw(st.lists(st.sampled_from([(), (1,), (3,), (2, 5), (0, 3), (17,)]), min_size=1, max_size=3))
+    shapes = draw(
+        st.lists(st.sampled_from([(), (1,), (3,), (2, 5), (0, 3), (17,)]), min_size=1, max_size=3)
+    )
     n = draw(st.integers(least, most))
     seed = draw(st.integers(0, 2**32 - 1))
     coarse = draw(st.sampled_from([1, 3]))
@@ -133,7 +135,11 @@ def test_order_does_not_matter(rule, pool, seed, exponents):
 
 
 @FAST
-@given(pool=pools(), quorum=st.sampled_from([0.6, 0.75, 1.0]), zeros=st.sampled_from(["strict", "abstain"]))
+@given(
+    pool=pools(),
+    quorum=st.sampled_from([0.6, 0.75, 1.0]),
+    zeros=st.sampled_from(["strict", "abstain"]),
+)
 def test_consensus_and_conflict_add_up_to_uniform(pool, quorum, zeros):
     options = {"quorum": quorum, "zeros": zeros}
     both = merged(*pool, "consensus", options) + merged(*pool, "conflict", options)
@@ -182,7 +188,9 @@ def test_support_shrinks_as_members_join(pool):
         assert not np.any((more[name] != 0) & (fewer[name] == 0))
 
 
-@pytest.mark.parametrize(("quorum", "n", "needed"), [(0.7, 10, 7), (0.6, 5, 3), (0.9, 10, 9), (0.51, 3, 2)])
+@pytest.mark.parametrize(
+    ("quorum", "n", "needed"), [(0.7, 10, 7), (0.6, 5, 3), (0.9, 10, 9), (0.51, 3, 2)]
+)
 def test_quorum_counts_whole_members(quorum, n, needed):
     """0.7 · 10 is 7.000000000000001 in binary; seven of ten are enough all the same."""
     for voters, kept in ((needed, True), (needed - 1, False)):

@@ -87,7 +87,7 @@ class Accumulator:
         buffers: Buffers = "keep",
         workers: int | None = None,
     ) -> None:
-        options = rules if isinstance(rules, Mapping) else dict.fromkeys(rules, {})
+        options = rules if isinstance(rules, Mapping) else {name: {} for name in rules}
         self._rules = {name: make_rule(name, options[name]) for name in options}
         self._base_path, self._buffers = Path(base), buffers
         self._workers = available_workers(workers)
@@ -115,7 +115,7 @@ class Accumulator:
         return len(self.members)
 
     def add(self, model: PathLike, progress: Progress | None = None) -> bool:
-        """Fold one model; False if its content is in already. A model that is refused changes nothing.
+        """Fold one model; False if its content is in already. A refused model changes nothing.
 
         The file is read twice: it is checked and named first, then folded.
         """

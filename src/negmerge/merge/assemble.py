@@ -73,9 +73,8 @@ class Assembly:
                 at += some.size
             return Entry(shape, self.dtype, nonzero, mask, values)
         if sparse:
-            mask = np.concatenate([piece.mask for piece in self.pieces])
-            values = np.concatenate([piece.values for piece in self.pieces])
-            return Entry(shape, self.dtype, nonzero, mask, values)
+            masks, values = [p.mask for p in self.pieces], [p.values for p in self.pieces]
+            return Entry(shape, self.dtype, nonzero, masks, values)
         return Entry(shape, self.dtype, nonzero, None, self._expanded())
 
     def _expanded(self) -> NDArray[Any]:

@@ -25,10 +25,10 @@ from negmerge.merge.assemble import NOTHING, Assembly, Piece
 from negmerge.merge.compute import Compute, Task, check_device, make_compute
 from negmerge.merge.inputs import Buffers, Inputs, PathLike, check_identical, refuse_overwriting
 from negmerge.merge.memory import Budget
-from negmerge.parallel import available_workers, ordered
 from negmerge.merge.rules import Rule, make_rule
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
 from negmerge.merge.trim import Thresholds, find_thresholds
+from negmerge.parallel import available_workers, ordered
 from negmerge.patch import Entry, Layout, Origin, PatchWriter, versions
 from negmerge.progress import Progress, Quiet
 from negmerge.task_vector import TaskVector

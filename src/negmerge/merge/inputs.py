@@ -140,8 +140,8 @@ def check_identical(models: Sequence[Checkpoint], info: TensorInfo, equal: Seque
         return
     culprit = models[1 + list(equal).index(False)]
     raise MismatchError(
-        f"{culprit.path} {shown(info.name)}: {info.dtype} cannot be merged and differs from the base; "
-        f"convert the models to {', '.join(FLOATS)} first"
+        f"{culprit.path} {shown(info.name)}: {info.dtype} cannot be merged and differs from the "
+        f"base; convert the models to {', '.join(FLOATS)} first"
     )
 
 

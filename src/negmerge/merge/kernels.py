@@ -1,8 +1,8 @@
 """The fused loops: fold all members of a tile into a rule's state, finish it, pack the result.
 
-A tile is a block of rows, row 0 the base and row k member k, for the same range of one tensor. It is
-walked in strips that stay in the first-level cache together with the state. Each fold below keeps,
-per element, sums in float64 in the order of the rows; its first statistic is always the plain total,
+A tile is a block of rows, row 0 the base and row k member k, for the same range of one tensor. It
+is walked in strips that stay in the cache together with the state. Each fold below keeps, per
+element, sums in float64 in the order of the rows; its first statistic is always the plain total,
 which is how NaN and infinity are found.
 
 Folds and finishes are plain functions that numba inlines into one loop (`segment_kernel`).
@@ -139,7 +139,7 @@ def fold_extent(rows: Array, a: int, e: int, limits: Array, state: State, ballot
 
 @register_jitable
 def fold_spread(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
-    """(total, positive, negative, low, high, nearest): nearest to zero, the positive one of a tie"""
+    """(total, positive, negative, low, high, nearest): of a tie the positive one"""
     add_total(rows, a, e, state[0])
     add_votes(rows, a, e, state[1], state[2])
     add_extent(rows, a, e, state[3], state[4])

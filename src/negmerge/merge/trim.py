@@ -1,8 +1,9 @@
 """The exact k-th largest magnitude, found without holding the vectors (TIES, localize).
 
-A sample of strips brackets the threshold; one pass over the files counts what lies above the bracket
-and collects what lies inside; the answer is then exact or known to be missed. A miss (a heavy tie, an
-unlucky sample) is settled by counting digits of 16 bits, from the highest, one pass for each.
+A sample of strips brackets the threshold; one pass over the files counts what lies above the
+bracket and collects what lies inside; the answer is then exact or known to be missed. A miss (a
+heavy tie, an unlucky sample) is settled by counting digits of 16 bits, from the highest, one pass
+for each.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from negmerge.header import TensorInfo
 from negmerge.merge.inputs import Inputs
 from negmerge.merge.kernels import STRIP
-from negmerge.parallel import ordered
 from negmerge.merge.rules import Constants, Rule
 from negmerge.merge.tiles import Segment, TileReader, segments
+from negmerge.parallel import ordered
 from negmerge.progress import Progress
 
 R = TypeVar("R")
@@ -82,7 +83,7 @@ class Search:
         self.elements = sum(info.elements for info in tensors)
 
     def threshold(self, density: float) -> Floats:
-        """The (k+1)-th largest magnitude, k = ⌊density · elements⌋: what is at least that is kept."""
+        """The (k+1)-th largest magnitude, k = ⌊density · elements⌋; what reaches it is kept."""
         k = int(density * self.elements)
         if k >= self.elements:
             return np.zeros(self.width)
@@ -151,8 +152,8 @@ class Search:
 
     def _by_digits(self, rank: int, groups: list[int], least: Floats) -> Floats:
         """Settle groups by counting 16-bit digits of the float64 pattern, the highest first."""
-        prefixes = {g: 0 for g in groups}
-        ranks = {g: rank for g in groups}
+        prefixes = dict.fromkeys(groups, 0)
+        ranks = dict.fromkeys(groups, rank)
         for shift in (48, 32, 16, 0):
 
             def run(rows: NDArray[Any], size: int, shift: int = shift) -> NDArray[np.int64]:

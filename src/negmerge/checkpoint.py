@@ -13,7 +13,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Checkpoint:
 
     def read_into(self, info: TensorInfo, start: int, buffer: Bytes) -> None:
         """Fill a buffer with a tensor's bytes from byte `start` on."""
-        view = memoryview(buffer)
+        view = buffer.data
         at = info.offset + start
         while view.nbytes:
             try:
@@ -172,12 +172,13 @@ def read_index(index: Path) -> dict[str, str]:
     """The checked weight map of a Hugging Face index: tensor name → shard name."""
     if index.stat().st_size > MAX_HEADER:
         raise FileError(f"{index}: larger than {MAX_HEADER} bytes")
-    weight_map: Any = parse_json(index.read_bytes(), index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    found: Any = parse_json(index.read_bytes(), index).get("weight_map")
+    if not isinstance(found, dict) or not found:
         raise FileError(f"{index}: wanted a 'weight_map' from tensor names to shard names")
+    weight_map = cast("dict[str, str]", found)
     for name, shard in weight_map.items():
         if (
-            not isinstance(shard, str)
+            not isinstance(cast(Any, shard), str)
             or Path(shard).name != shard
             or shard in ("", ".", "..")
             or not shard.isprintable()

@@ -53,7 +53,7 @@ def _rewrite(path: Path, target: Path, prefix: str) -> int:
             for info in model.tensors.values():
                 for start in range(0, info.nbytes, RANGE):
                     raw = model.read(info, start, min(start + RANGE, info.nbytes))
-                    write(descriptor, memoryview(raw), places[names[info.name]] + start)
+                    write(descriptor, raw.data, places[names[info.name]] + start)
             model.check_unchanged()
         return len(names)
 

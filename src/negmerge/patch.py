@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -196,7 +196,7 @@ class PatchWriter:
         write(self.descriptor, header, 0)
 
     def _append(self, key: str, dtype: str, shape: tuple[int, ...], data: NDArray[Any]) -> None:
-        write(self.descriptor, memoryview(np.ascontiguousarray(data)), self.at)
+        write(self.descriptor, np.ascontiguousarray(data).data, self.at)
         self.laid[key] = (dtype, shape)
         self.at += data.nbytes
 
@@ -275,7 +275,7 @@ def _part(source: Source, dtype: Any, start: int, stop: int) -> NDArray[Any]:
     return model.read(info, start * size, stop * size).view(dtype)
 
 
-def _numpy(dtype: str) -> Callable[..., Any]:
+def _numpy(dtype: str) -> Any:
     return np.float32 if dtype == "F32" else np.float64
 
 

@@ -177,7 +177,7 @@ class _Application:
             if dtype != part.info.dtype:
                 raw = _converted(raw, part.info, dtype)
             with told_plainly(self.model.path):
-                write(descriptor, memoryview(raw), offset + part.start * SIZES[dtype])
+                write(descriptor, raw.data, offset + part.start * SIZES[dtype])
             return part, total, changed, clamped
 
         def buffer() -> Bytes:
@@ -263,7 +263,7 @@ def _stored(entry: Entry, part: Range) -> tuple[NDArray[np.int64], NDArray[Any]]
 @njit(nogil=True, cache=True)
 def add_sparse(
     base: NDArray[np.float32], bits: Bytes, values: NDArray[np.float32], scale: float
-) -> tuple[int, bool]:
+) -> tuple[Any, Any]:
     """Add scale · values where bits are set, in float64, rounded once.
 
     Returns how many elements changed, and whether all are finite.
@@ -287,7 +287,7 @@ def add_sparse(
 @njit(nogil=True, cache=True)
 def add_dense(
     base: NDArray[np.float32], values: NDArray[np.float32], scale: float
-) -> tuple[int, bool]:
+) -> tuple[Any, Any]:
     """Add scale · values where they are not zero; returns as `add_sparse`."""
     changed = 0
     finite = True

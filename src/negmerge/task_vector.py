@@ -92,7 +92,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         import torch
 
         flat = self._scaled(name)
-        return torch.from_numpy(flat.copy()).reshape(self.entries[name].shape)
+        return torch.as_tensor(flat.copy()).reshape(self.entries[name].shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -124,14 +124,12 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
 
     def __add__(self, other: TaskVector) -> TaskVector:
         """Add element by element in float64, rounded once; both must belong to one base."""
-        if not isinstance(other, TaskVector):
-            return NotImplemented
         if self.origin.base != other.origin.base:
             raise MismatchError(
                 f"task vectors of different bases: {self.origin.base} and {other.origin.base}"
             )
         _check_same_tensors(self.entries, other.entries)
-        entries = {}
+        entries: dict[str, Entry] = {}
         for name, entry in self.entries.items():
             total = self._exact(name) + other._exact(name)
             dtype = np.float64 if "F64" in (entry.dtype, other.entries[name].dtype) else np.float32

@@ -87,9 +87,10 @@ class Accumulator:
         buffers: Buffers = "keep",
         workers: int | None = None,
     ) -> None:
-        options = rules if isinstance(rules, Mapping) else {name: {} for name in rules}
-        self._rules = {name: make_rule(name, options[name]) for name in options}
-        self._base_path, self._buffers = Path(base), buffers
+        chosen = rules if isinstance(rules, Mapping) else dict.fromkeys(rules)
+        self._rules = {name: make_rule(name, options) for name, options in chosen.items()}
+        self._base_path = Path(base)
+        self._buffers: Buffers = buffers
         self._workers = available_workers(workers)
         self.members: list[dict[str, str]] = []
         with open_model(base) as model:
@@ -183,7 +184,7 @@ class Accumulator:
         thresholds = self._thresholds(chosen)
         majority = self._majority() if chosen.trimmed == "members" else 1.0
         divisor = chosen.divisor(self.n)
-        entries = {}
+        entries: dict[str, Entry] = {}
         for name, state in self._state.items():
             constants = chosen.constants(self.n) + thresholds.constants(name, majority)
             flat = np.empty(
@@ -222,7 +223,7 @@ class Accumulator:
             write(descriptor, header, 0)
             for key, place in places.items():
                 name, _, s = key.rpartition("#")
-                write(descriptor, memoryview(self._state[name][s]), place)
+                write(descriptor, self._state[name][s].data, place)
 
     @classmethod
     def load(cls, path: PathLike, base: PathLike, workers: int | None = None) -> Accumulator:
@@ -236,7 +237,8 @@ class Accumulator:
                 )
             try:
                 saved = {k: json.loads(metadata[k]) for k in ("members", "rules", "dtypes")}
-                acc = cls(base, saved["rules"], metadata["buffers"], workers)  # pyright: ignore
+                buffers: Buffers = "merge" if metadata["buffers"] == "merge" else "keep"
+                acc = cls(base, saved["rules"], buffers, workers)
             except (KeyError, ValueError) as error:
                 raise FileError(
                     f"{path}: metadata of the accumulator is damaged: {error}"
@@ -322,7 +324,7 @@ class Accumulator:
         return {}
 
     def _thresholds(self, rule: Rule) -> Thresholds:
-        thresholds = Thresholds(rule)
+        thresholds = Thresholds(rule, {})
         if rule.trimmed != "mean":
             return thresholds
         names = list(self._state)

@@ -38,7 +38,8 @@ class Assembly:
     def __init__(
         self, info: TensorInfo, dtype: str, layout: Layout, budget: Budget, in_place: bool
     ) -> None:
-        self.info, self.dtype, self.layout, self.budget = info, dtype, layout, budget
+        self.info, self.dtype, self.budget = info, dtype, budget
+        self.layout: Layout = layout
         self.kind = np.float32 if dtype == "F32" else np.float64
         size = info.elements * np.dtype(self.kind).itemsize
         self.whole: NDArray[Any] | None = None

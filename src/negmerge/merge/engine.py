@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class Worker:
 
     reader: TileReader
     compute: Compute
-    scratch: dict[Any, NDArray[Any]] = field(default_factory=dict)
+    scratch: dict[Any, NDArray[Any]]
 
     def room(self, kind: Any) -> NDArray[Any]:
         """Scratch for the packed values of one segment."""
@@ -128,7 +128,8 @@ class Merge:
         device: str,
         progress: Progress,
     ) -> None:
-        self.inputs, self.rule, self.layout = inputs, rule, layout
+        self.inputs, self.rule = inputs, rule
+        self.layout: Layout = layout
         self.budget, self.device, self.progress = budget, device, progress
         self.workers = budget.workers(available_workers(workers))
         self.allow_duplicates = False
@@ -215,7 +216,7 @@ class Merge:
             yield segment, assembly
 
     def _new_worker(self) -> Worker:
-        worker = Worker(TileReader(self.inputs), make_compute(self.device, self.rule))
+        worker = Worker(TileReader(self.inputs), make_compute(self.device, self.rule), {})
         self.crew.append(worker)
         return worker
 

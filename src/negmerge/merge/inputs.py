@@ -157,7 +157,7 @@ def _key_trouble(base: Checkpoint, model: Checkpoint, missing: set[str], extra: 
                 f"the base's names start with {prefix!r}, these do not; remove it with: "
                 f"negmerge convert {base.path} --strip-prefix {prefix} -o base.safetensors"
             )
-    parts = []
+    parts: list[str] = []
     if missing:
         parts.append(f"{len(missing)} tensors of the base are missing, first {shown(min(missing))}")
     if extra:

@@ -8,6 +8,8 @@ which is how NaN and infinity are found.
 Folds and finishes are plain functions that numba inlines into one loop (`segment_kernel`).
 """
 
+# pyright: basic, reportCallIssue=false, reportReturnType=false
+# Most of this is compiled by numba, whose types the strict checker does not know.
 from __future__ import annotations
 
 import zlib

@@ -135,6 +135,7 @@ class TileReader:
     ) -> NDArray[np.float64]:
         rows = np.zeros((len(infos), whole))
         bases: dict[str, NDArray[np.float64]] = {}
+        own = rows[0]
         for k, (model, info) in enumerate(zip(self.inputs.models, infos, strict=True)):
             size = FLOATS[info.dtype]
             buffer = np.zeros(padded(count * size), np.uint8)

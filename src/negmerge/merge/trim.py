@@ -9,7 +9,7 @@ for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +37,7 @@ class Thresholds:
     """The least magnitude to keep, for each member or for the mean, by tensor."""
 
     rule: Rule
-    found: dict[str, Floats] = field(default_factory=dict)
+    found: dict[str, Floats]
 
     def limits(self, name: str) -> Floats:
         """Numbers for the fold of a tensor."""
@@ -54,7 +54,7 @@ class Thresholds:
 
 def find_thresholds(inputs: Inputs, rule: Rule, workers: int, progress: Progress) -> Thresholds:
     """Find what a rule trims at; nothing is read for a rule that does not trim."""
-    thresholds = Thresholds(rule)
+    thresholds = Thresholds(rule, {})
     if not rule.trimmed:
         return thresholds
     progress.stage("finding thresholds", inputs.nbytes)
@@ -90,17 +90,14 @@ class Search:
         rank = k + 1
         low, high = self._bracket(rank)
         above, inside = self._collect(low, high)
-        missed = [
-            g
-            for g in range(self.width)
-            if inside[g] is None or not above[g] < rank <= above[g] + inside[g].size
-        ]
         least = np.zeros(self.width)
-        for g in range(self.width):
-            values = inside[g]
-            if g not in missed and values is not None:
-                place = values.size - (rank - above[g])
-                least[g] = np.partition(values, place)[place]
+        missed: list[int] = []
+        for g, values in enumerate(inside):
+            if values is None or not above[g] < rank <= above[g] + values.size:
+                missed.append(g)
+                continue
+            place = values.size - (rank - above[g])
+            least[g] = np.partition(values, place)[place]
         return self._by_digits(rank, missed, least) if missed else least
 
     def _bracket(self, rank: int) -> tuple[Floats, Floats]:

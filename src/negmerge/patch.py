@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -156,19 +156,23 @@ class PatchWriter:
     input gives the same bytes.
     """
 
-    def __init__(self, descriptor: int, tensors: Mapping[str, tuple[str, tuple[int, ...]]], n: int):
+    def __init__(
+        self,
+        descriptor: int,
+        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+        kept: Sequence[str],
+        members: Sequence[str],
+    ) -> None:
+        """tensors: dtype and shape of each; kept, members: names that the header will hold too."""
         self.descriptor = descriptor
         _refuse_collisions(tensors)
-        worst = {
-            name + end: ("F64", shape)
-            for name, (_, shape) in tensors.items()
-            for end in (MASK, VALUES)
-        }
-        table = {
-            name: [dtype, list(shape), "sparse", 10**15] for name, (dtype, shape) in tensors.items()
-        }
-        self.room = len(build_header(worst, {"tensors": _json(table)})[0]) + 4096 + n * 1024
-        self.room += sum(len(name.encode()) + 8 for name in tensors)
+        parts = {name + end: ("F64", (10**15,)) for name in tensors for end in (MASK, VALUES)}
+        table = {name: ["F64", list(s), "sparse", 10**15] for name, (_, s) in tensors.items()}
+        worst = {"tensors": _json(table), "kept": _json(list(kept))}
+        # For each member a fingerprint, a share and a digest; the rest is a page at most.
+        room = len(build_header(parts, worst)[0]) + 4096
+        room += sum(2 * len(_json(name)) + 256 for name in members)
+        self.room = -(-room // 4096) * 4096 - 8
         self.at = 8 + self.room
         self.laid: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.masks: list[tuple[str, Bytes]] = []

@@ -81,7 +81,8 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         """Write a patch file; the scale becomes part of the values."""
         tensors = {name: (e.dtype, e.shape) for name, e in self.entries.items()}
         with atomic(Path(path)) as descriptor:
-            writer = PatchWriter(descriptor, tensors, len(self.origin.members))
+            members = [*self.origin.digests, *(m["name"] for m in self.origin.members)]
+            writer = PatchWriter(descriptor, tensors, self.origin.kept, members)
             for name, entry in self.entries.items():
                 writer.add(name, Entry.of(self._scaled(name), entry.shape, layout))
             writer.finish(self.origin)

@@ -124,4 +124,4 @@ def test_patch_file_is_known_to_the_byte(pool, tmp_path, monkeypatch):
     assert hashlib.sha256(raw).hexdigest() == GOLDEN
 
 
-GOLDEN = "3308396cef9f4f7f17acd7faad8da2ff45e6962acad1c63c604fa40de5811899"
+GOLDEN = "ae328ef8a1cab9411a94002aa19075fe4bb7fd9ca9303295e7fad4632e726586"

@@ -92,7 +92,9 @@ def _write(job: Merge, descriptor: int, digest: bool) -> None:
     tensors = {i.name: (job.value_dtype(i.name), i.shape) for i in job.inputs.merged}
     while True:
         os.ftruncate(descriptor, 0)
-        writer = PatchWriter(descriptor, tensors, job.n)
+        kept = [info.name for info in job.inputs.kept]
+        members = [model.path.name for model in job.inputs.models]
+        writer = PatchWriter(descriptor, tensors, kept, members)
         for name, entry in job.entries():
             writer.add(name, entry)
         if not job.majority_was_wrong():

@@ -361,8 +361,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     (table,) = (row["table"] for row in found["rows"] if "table" in row)
     lines += [
         "",
-        "Growth with the number and the size of the models (consensus, patch in memory; the peak is "
-        "that of the whole command):",
+        "Growth with the number and the size of the models (consensus, patch in memory; the peak "
+        "is that of the whole command):",
         "",
         "| pool | GB read | seconds | share of read speed | peak anonymous GB |",
         "|---|---|---|---|---|",

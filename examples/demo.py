@@ -75,7 +75,8 @@ def main() -> None:
     for scale in (0.0, 1.0, 2.0, 4.0, 6.0):
         with tau.applied(model, -scale):
             console.print(
-                f"  λ = {scale:3.1f}   forgotten class {accuracy(model, x[forget], y[forget]):5.1f} %"
+                f"  λ = {scale:3.1f}"
+                f"   forgotten class {accuracy(model, x[forget], y[forget]):5.1f} %"
                 f"   other classes {accuracy(model, x[~forget], y[~forget]):5.1f} %"
             )
     console.print(

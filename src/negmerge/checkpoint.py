@@ -36,10 +36,11 @@ class Checkpoint:
     (2, 3)
 
     path: a `.safetensors` file, or a folder with `model.safetensors` or
-        `model.safetensors.index.json`; may_be_empty: accept a file without tensors.
+        `model.safetensors.index.json`; own: whether it may be a file of negmerge's own kinds, which
+        can be empty and have parts of tensors.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, may_be_empty: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, own: bool = False) -> None:
         self.path = Path(path)
         self.files: list[Path] = []
         self.headers: list[Header] = []
@@ -48,18 +49,19 @@ class Checkpoint:
         self._stats: list[tuple[int, int]] = []
         self._closing = ExitStack()
         _allow_open_files()
+        self._own = own
         try:
-            if self.path.is_dir():
+            if _is_folder(self.path):
                 self._open_folder(self.path)
             else:
                 self._open_file(self.path)
+            for header in self.headers:
+                self.tensors.update(header.tensors)
+            if not self.tensors and not own:
+                raise FileError(f"{self.path}: holds no tensors")
         except BaseException:
             self.close()
             raise
-        for header in self.headers:
-            self.tensors.update(header.tensors)
-        if not self.tensors and not may_be_empty:
-            raise FileError(f"{self.path}: holds no tensors")
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -118,16 +120,9 @@ class Checkpoint:
         self.close()
 
     def _open_file(self, path: Path) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise FileError(f"{path}: no such file") from None
-        except OSError as error:
-            raise FileError(f"{path}: cannot open: {error.strerror}") from error
+        descriptor = _open_regular(path)
         self._closing.callback(os.close, descriptor)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileError(f"{path}: not a regular file")
-        header = read_header(descriptor, path, len(self.files))
+        header = read_header(descriptor, path, len(self.files), self._own)
         self.files.append(path)
         self.headers.append(header)
         self._descriptors.append(descriptor)
@@ -170,9 +165,12 @@ class Checkpoint:
 
 def read_index(index: Path) -> dict[str, str]:
     """The checked weight map of a Hugging Face index: tensor name → shard name."""
-    if index.stat().st_size > MAX_HEADER:
+    descriptor = _open_regular(index)
+    with os.fdopen(descriptor, "rb") as file:
+        raw = file.read(MAX_HEADER + 1)
+    if len(raw) > MAX_HEADER:
         raise FileError(f"{index}: larger than {MAX_HEADER} bytes")
-    found: Any = parse_json(index.read_bytes(), index).get("weight_map")
+    found: Any = parse_json(raw, index, "index").get("weight_map")
     if not isinstance(found, dict) or not found:
         raise FileError(f"{index}: wanted a 'weight_map' from tensor names to shard names")
     weight_map = cast("dict[str, str]", found)
@@ -196,9 +194,34 @@ def _inside(folder: Path, name: str) -> Path:
     home = folder.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
         home = home.parent.parent
-    if not path.resolve().is_relative_to(home):
-        raise FileError(f"{path}: links to {path.resolve()}, outside {home}; copy the file here")
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise FileError(f"{path}: a link that leads nowhere") from error
+    if not target.is_relative_to(home):
+        raise FileError(f"{path}: links to {target}, outside {home}; copy the file here")
     return path
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise FileError(f"{path}: cannot open: {error.strerror}") from error
+
+
+def _open_regular(path: Path) -> int:
+    """Open a file for reading that must be a plain one; never waits, as a pipe would let us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file") from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot open: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileError(f"{path}: not a regular file")
+    return descriptor
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from negmerge.errors import NegMergeError, OptionError
+from negmerge.errors import NegMergeError, OptionError, printable
 from negmerge.progress import make_progress
 
 app = App(
@@ -287,7 +287,7 @@ def convert(
     from negmerge.convert import convert as run
 
     count = run(file, out, trust=trust, key=key, strip_prefix=strip_prefix)
-    print(f"{out}: {count} tensors, {human(out.stat().st_size)}")
+    print(printable(f"{out}: {count} tensors, {human(out.stat().st_size)}"))
 
 
 # ------------------------------------------------------------------------------------------ helpers
@@ -316,7 +316,7 @@ def size(text: str, where: str) -> int:
     >>> size("1.5GiB", "--max-memory"), size("500MB", "--max-memory")
     (1610612736, 500000000)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not match or float(match[1]) == 0:
         raise OptionError(f"{where} {text!r}: wanted a size such as 500MB or 2GiB")
     step = 1024 if match[3] else 1000
@@ -348,7 +348,7 @@ def signed_scale(negate: float | None, add: float | None) -> float:
 
 def say(result: dict[str, Any], line: str, as_json: bool) -> None:
     """Print a result, for people or for machines."""
-    print(json.dumps({"event": "result"} | result) if as_json else line)
+    print(json.dumps({"event": "result"} | result) if as_json else printable(line))
 
 
 def warn(line: str) -> None:
@@ -366,8 +366,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (NegMergeError, CycloptsError) as error:
-        text = " ".join(str(error).split())
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from negmerge.checkpoint import Checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, shown
-from negmerge.files import atomic, write
-from negmerge.header import build_header
+from negmerge.files import atomic, same_file, write
+from negmerge.header import build_header, looks_pickled
 
 PathLike = str | os.PathLike[str]
 RANGE = 1 << 24
@@ -32,15 +34,25 @@ def convert(
     strip_prefix: a prefix to take off every name, such as `module.`.
     """
     path, target = Path(source), Path(out)
-    if target.exists() and path.exists() and target.samefile(path):
+    if same_file(target, path):
         raise FileError(f"{target}: is also the input; name another output")
-    if path.is_dir() or path.suffix == ".safetensors":
+    if not _is_pickle(path):
         return _rewrite(path, target, strip_prefix)
     if not trust:
         raise OptionError(
-            f"{path}: a pickle can run code when it is opened; add --trust if you know who made it"
+            f"{path}: a pickle can run code when it is opened; if you know who made it: "
+            f"negmerge convert {quote(str(path))} --trust -o {quote(str(target))}"
         )
     return _from_pickle(path, target, key, strip_prefix)
+
+
+def _is_pickle(path: Path) -> bool:
+    """By what the file holds, or by its name where that does not tell."""
+    try:
+        with path.open("rb") if path.is_file() else BytesIO() as file:
+            return looks_pickled(file.read(4)) or path.suffix in (".pt", ".pth", ".bin", ".ckpt")
+    except OSError as error:
+        raise FileError(f"{path}: cannot open: {error.strerror}") from error
 
 
 def _rewrite(path: Path, target: Path, prefix: str) -> int:
@@ -69,7 +81,8 @@ def _from_pickle(path: Path, target: Path, key: str, prefix: str) -> int:
             f"torch {torch.__version__}: convert needs 2.10, older ones unpickle unsafely"
         )
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # a path would be judged by its suffix
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:

@@ -28,6 +28,15 @@ class OptionError(NegMergeError):
     """An option, a rule or a name that does not exist, or a value it does not take."""
 
 
+def printable(text: str) -> str:
+    """Escape what could move the cursor or the colours of a terminal.
+
+    >>> printable("a\\x1b[31mb – λ")
+    'a\\\\x1b[31mb – λ'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def shown(name: object, limit: int = 120) -> str:
     """Quote a name from a file so that control characters cannot reach the terminal.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     ...     _ = (folder / "config.json").write_text("{}")
     """
     path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    with told_plainly(path):
+        _need_folder(path)
+        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if taken:
         raise FileError(f"{path}: exists and is not an empty folder; remove it or name another")
     waiting = temporary(path)
     lock = path.with_name(waiting.name + ".lock")
@@ -125,22 +129,42 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open_locked(path: Path) -> int:
-    if not path.parent.is_dir():
-        raise FileError(f"{path}: the folder {path.parent} does not exist; make it first")
+    _need_folder(path)
     if path.is_dir():
         raise FileError(f"{path}: is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise FileError(f"{path}: is not a regular file; name another")
     descriptor = _open_and_lock(temporary(path))
     os.ftruncate(descriptor, 0)
     return descriptor
 
 
+def same_file(one: Path, two: Path) -> bool:
+    """Whether two names are one existing file."""
+    try:
+        return one.samefile(two)
+    except OSError:
+        return False
+
+
+def _need_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: the folder {path.parent} does not exist; make it first")
+
+
 def _open_and_lock(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # A link under the temporary name could lead to a file that must not be overwritten.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another run may have renamed or removed the file between open and lock.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                os.close(descriptor)
+                raise FileError(f"{path}: is in the way and not a regular file; remove it")
+            if os.path.samestat(found, path.stat()):
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,7 @@ from negmerge.errors import FileError, shown
 MAX_HEADER = 25_000_000
 MAX_TENSORS = 1_000_000
 MAX_NAME = 512
+MAX_RANK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,18 @@ class Header:
     raw: bytes
 
 
-def read_header(descriptor: int, path: Path, file: int = 0) -> Header:
+def looks_pickled(start: bytes) -> bool:
+    """Whether a file begins like what `torch.save` writes: a zip archive or a pickle."""
+    return start[:4] == b"PK\x03\x04" or (
+        start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"
+    )
+
+
+def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False) -> Header:
     """Parse and check the header of an open safetensors file.
 
-    descriptor: an open file; path: its name, for errors; file: its number in the checkpoint.
+    descriptor: an open file; path: its name, for errors; file: its number in the checkpoint;
+    parts: whether names may carry the name of a part behind a '#'.
     """
     size = os.fstat(descriptor).st_size
     if size < 8:
@@ -57,10 +67,10 @@ def read_header(descriptor: int, path: Path, file: int = 0) -> Header:
     start = os.pread(descriptor, 8, 0)
     length = int.from_bytes(start, "little")
     if length > min(MAX_HEADER, size - 8) or length < 2:
-        if start[:2] == b"PK" or start[:1] == b"\x80":
+        if looks_pickled(start):
             raise FileError(
-                f"{path}: a PyTorch pickle, not safetensors; "
-                f"if you trust it: negmerge convert {path} --trust -o model.safetensors"
+                f"{path}: a PyTorch pickle, not safetensors; if you trust it: "
+                f"negmerge convert {shlex.quote(str(path))} --trust -o model.safetensors"
             )
         raise FileError(
             f"{path}: header length {length}, wanted 2 to {min(MAX_HEADER, size - 8)}; "
@@ -73,36 +83,38 @@ def read_header(descriptor: int, path: Path, file: int = 0) -> Header:
         raise FileError(f"{path}: header does not start with '{{'; not a safetensors file")
     fields = parse_json(raw, path)
     metadata = fields.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+    if not isinstance(metadata, dict) or not all(map(_is_text, [*metadata, *metadata.values()])):
         raise FileError(f"{path}: __metadata__ must map strings to strings")
     if len(fields) > MAX_TENSORS:
         raise FileError(f"{path}: {len(fields)} tensors, at most {MAX_TENSORS} are read")
-    tensors = [_tensor(name, entry, path, file, 8 + length) for name, entry in fields.items()]
+    tensors = [
+        _tensor(name, entry, path, file, 8 + length, parts) for name, entry in fields.items()
+    ]
     tensors.sort(key=lambda t: (t.offset, t.nbytes))
     _check_cover(tensors, path, 8 + length, size)
     return Header({t.name: t for t in tensors}, metadata, start + raw)
 
 
-def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
-    """Parse a JSON object strictly: no duplicate keys, no NaN, no endless nesting."""
+def parse_json(raw: bytes, path: Path, what: str = "header") -> dict[str, Any]:
+    """Parse a JSON object strictly: UTF-8, no duplicate keys, no NaN, no endless nesting."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
         if len(found) != len(items):
             seen: set[str] = set()
             twice = next(k for k, _ in items if k in seen or seen.add(k))
-            raise FileError(f"{path}: key {shown(twice)} stands twice in the header")
+            raise FileError(f"{path}: key {shown(twice)} stands twice in the {what}")
         return found
 
     def constant(word: str) -> None:
         raise FileError(f"{path}: {word} is not JSON")
 
     try:
-        fields = json.loads(raw, object_pairs_hook=pairs, parse_constant=constant)
+        fields = json.loads(raw.decode(), object_pairs_hook=pairs, parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: header is not valid JSON ({str(error)[:80]})") from error
+        raise FileError(f"{path}: {what} is not valid JSON ({str(error)[:80]})") from error
     if not isinstance(fields, dict):
-        raise FileError(f"{path}: header is a {type(fields).__name__}, wanted an object")
+        raise FileError(f"{path}: {what} is a {type(fields).__name__}, wanted an object")
     return fields
 
 
@@ -129,9 +141,15 @@ def build_header(
     return len(raw).to_bytes(8, "little") + raw, {k: begin + v for k, v in places.items()}
 
 
-def _tensor(name: str, entry: Any, path: Path, file: int, data: int) -> TensorInfo:
+def _is_text(value: Any) -> bool:
+    """A string that can be written again: half a surrogate pair cannot."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _tensor(name: str, entry: Any, path: Path, file: int, data: int, parts: bool) -> TensorInfo:
     where = f"{path} {shown(name)}"
-    if not name or len(name) > MAX_NAME or not name.isprintable():
+    stem = name.rpartition("#")[0] if parts and "#" in name else name
+    if not stem or len(stem) > MAX_NAME or not name.isprintable():
         raise FileError(f"{where}: tensor names must be printable and 1 to {MAX_NAME} characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FileError(f"{where}: wanted exactly the fields dtype, shape, data_offsets")
@@ -140,10 +158,12 @@ def _tensor(name: str, entry: Any, path: Path, file: int, data: int) -> TensorIn
         raise FileError(f"{where}: unknown dtype {shown(dtype)}; known: {', '.join(SIZES)}")
     if not _naturals(shape):
         raise FileError(f"{where}: shape {shown(shape)} must be a list of whole numbers ≥ 0")
-    if not _naturals(offsets) or len(offsets) != 2:
-        raise FileError(f"{where}: data_offsets {shown(offsets)} must be two whole numbers ≥ 0")
-    if prod(shape) >= 2**60:
-        raise FileError(f"{where}: shape {shown(shape)} has more elements than any file can hold")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise FileError(f"{where}: data_offsets {shown(offsets)} must be two rising whole numbers")
+    if len(shape) > MAX_RANK or prod(shape) >= 2**60:
+        raise FileError(
+            f"{where}: shape {shown(shape)} has more dimensions or elements than any file can hold"
+        )
     info = TensorInfo(name, dtype, tuple(shape), file, data + offsets[0])
     if offsets[1] - offsets[0] != info.nbytes:
         raise FileError(

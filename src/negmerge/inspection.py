@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.errors import shown
+from negmerge.errors import printable
 from negmerge.patch import FORMAT
 from negmerge.task_vector import TaskVector
 
@@ -25,7 +25,7 @@ def inspect(path: PathLike) -> dict[str, Any]:
     >>> inspect(base)["kind"]
     'checkpoint'
     """
-    with Checkpoint(path, may_be_empty=True) as file:
+    with Checkpoint(path, own=True) as file:
         if file.metadata.get("format") == FORMAT:
             return describe_patch(TaskVector.load(path))
         return describe_checkpoint(file)
@@ -95,7 +95,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
     options = ", ".join(f"{k}={v}" for k, v in found["options"].items())
     facts = Table.grid(padding=(0, 2))
     for label, value in (
-        ("rule", found["rule"] + (f" ({options})" if options else "")),
+        ("rule", _plain(found["rule"] + (f" ({options})" if options else ""))),
         ("members", str(found["n"])),
         ("elements", f"{found['elements']:,} in {len(found['tensors'])} tensors"),
         ("not zero", f"{found['nonzero']:,}"),
@@ -105,8 +105,8 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
             f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
         ),
         ("norm", f"{found['norm']:.6g}"),
-        ("base", found["base"]),
-        ("made with", ", ".join(f"{k} {v}" for k, v in found["versions"].items())),
+        ("base", _plain(found["base"])),
+        ("made with", _plain(", ".join(f"{k} {v}" for k, v in found["versions"].items()))),
     ):
         facts.add_row(f"[bold]{label}[/]", value)
     shown_tables: list[RenderableType] = [facts]
@@ -132,7 +132,9 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         table.columns[1].justify = "right"
         for member in found["members"]:
             table.add_row(
-                _plain(member["name"]), f"{100 * member['sole_dissent']:.3f}", member["fingerprint"]
+                _plain(member["name"]),
+                f"{100 * member.get('sole_dissent', 0):.3f}",
+                _plain(member["fingerprint"]),
             )
         shown_tables.append(table)
     return shown_tables
@@ -165,4 +167,4 @@ def _plain(name: str) -> str:
     """A name that rich shows as it is: neither markup nor control characters."""
     from rich.markup import escape
 
-    return escape(shown(name).strip("'\""))
+    return escape(printable(name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from negmerge.checkpoint import Checkpoint
 from negmerge.dtypes import SIZES, Bytes
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.files import write
-from negmerge.header import TensorInfo, build_header, parse_json
+from negmerge.header import MAX_RANK, TensorInfo, build_header, parse_json
 
 FORMAT = "negmerge-patch/1"
 MASK, VALUES = "#mask", "#values"
@@ -80,7 +80,34 @@ class Entry:
             return np.empty(0, np.int64)
         if self.mask is None:
             return np.flatnonzero(self.stored())
+        self.counts(self.elements)
         return np.flatnonzero(np.unpackbits(self.bits(), count=self.elements, bitorder="little"))
+
+    def counts(self, step: int) -> list[int]:
+        """How many values lie in each range of `step` elements of a sparse tensor.
+
+        This is where a mask that does not fit its values is found out.
+        """
+        found: list[int] = []
+        last = np.zeros(1, np.uint8)
+        for start in range(0, self.elements, step):
+            bits = self.bits(start // 8, -(-min(start + step, self.elements) // 8))
+            found.append(int(np.bitwise_count(bits).sum()))
+            last = bits[-1:]
+        spare = int(last[0]) >> (self.elements % 8) if self.elements % 8 else 0
+        if sum(found) != self.nonzero or spare:
+            raise FileError(
+                f"{self.where()}: the mask has {sum(found)} bits for {self.nonzero} values; "
+                "the patch is damaged"
+            )
+        return found
+
+    def where(self) -> str:
+        """The file and the name of this tensor, for errors."""
+        if isinstance(self.values, tuple):
+            model, info = self.values
+            return f"{model.path} {shown(info.name.removesuffix(VALUES))}"
+        return "a task vector in memory"
 
     @classmethod
     def of(cls, flat: NDArray[Any], shape: tuple[int, ...], layout: Layout = "auto") -> Entry:
@@ -131,15 +158,53 @@ class Origin:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Origin:
-        try:
-            plain = {k: metadata[k] for k in ("rule", "base")}
-            parsed = {
-                k: json.loads(metadata[k])
-                for k in ("n", "options", "members", "sampled", "kept", "digests", "versions")
-            }
-            return cls(**plain, **parsed)
-        except (KeyError, ValueError) as error:
-            raise FileError(f"{path}: metadata of the patch is damaged at {error}") from error
+        found: dict[str, Any] = {}
+        for name, fits in _FIELDS.items():
+            try:
+                text = metadata[name]
+                found[name] = text if name in ("rule", "base") else json.loads(text)
+                if not fits(found[name]):
+                    raise ValueError
+            except (KeyError, ValueError, RecursionError):
+                raise FileError(
+                    f"{path}: metadata {name!r} of the patch is missing or damaged: "
+                    f"{shown(metadata.get(name))}"
+                ) from None
+        return cls(**found)
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _word_map(value: Any) -> bool:
+    return isinstance(value, dict) and _words(list(value.values()))
+
+
+def _members(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(m, dict)
+        and m.keys() <= {"name", "fingerprint", "sole_dissent"}
+        and isinstance(m.get("name"), str)
+        and isinstance(m.get("fingerprint"), str)
+        and isinstance(m.get("sole_dissent", 0), int | float)
+        for m in value
+    )
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "rule": lambda v: isinstance(v, str),
+    "base": lambda v: isinstance(v, str),
+    "n": lambda v: type(v) is int and v > 0,
+    "options": lambda v: (
+        isinstance(v, dict) and all(isinstance(x, str | int | float | bool) for x in v.values())
+    ),
+    "members": _members,
+    "sampled": lambda v: type(v) is int and v >= 0,
+    "kept": _words,
+    "digests": _word_map,
+    "versions": _word_map,
+}
 
 
 def versions() -> dict[str, str]:
@@ -171,7 +236,7 @@ class PatchWriter:
         worst = {"tensors": _json(table), "kept": _json(list(kept))}
         # For each member a fingerprint, a share and a digest; the rest is a page at most.
         room = len(build_header(parts, worst)[0]) + 4096
-        room += sum(2 * len(_json(name)) + 256 for name in members)
+        room += sum(4 * len(_json(name)) + 256 for name in members)
         self.room = -(-room // 4096) * 4096 - 8
         self.at = 8 + self.room
         self.laid: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -207,7 +272,17 @@ class PatchWriter:
 
 def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin]:
     """The entries of a patch, still on disk, and its origin."""
-    file = Checkpoint(path, may_be_empty=True)
+    file = Checkpoint(path, own=True)
+    try:
+        return _read_entries(path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_entries(
+    path: str | os.PathLike[str], file: Checkpoint
+) -> tuple[dict[str, Entry], Origin]:
     metadata = file.metadata
     if metadata.get("format") != FORMAT:
         found = metadata.get("format")
@@ -216,7 +291,7 @@ def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin]:
             "a patch is what `negmerge merge` writes"
         )
     origin = Origin.from_metadata(metadata, file.path)
-    table = parse_json(metadata.get("tensors", "").encode(), file.path)
+    table = parse_json(metadata.get("tensors", "").encode(), file.path, "table of tensors")
     used: set[str] = set()
     entries: dict[str, Entry] = {}
 
@@ -252,7 +327,8 @@ def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], 
             ("zero" | "dense" | "sparse") as layout,
             int(nonzero),
         ]:
-            if all(type(s) is int and s >= 0 for s in shape) and 0 <= nonzero <= prod(shape):
+            small = len(shape) <= MAX_RANK and all(type(s) is int and s >= 0 for s in shape)
+            if small and type(nonzero) is int and 0 <= nonzero <= prod(shape):
                 return dtype, tuple(shape), layout, nonzero
     raise FileError(f"{path} {shown(name)}: damaged entry {shown(row)} in the patch's table")
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from negmerge.checkpoint import INDEX, SINGLE, Checkpoint
 from negmerge.dtypes import FLOATS, NAMES, SIZES, Bytes, narrow, widen
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
-from negmerge.files import atomic, atomic_folder, told_plainly, write
+from negmerge.files import atomic, atomic_folder, same_file, told_plainly, write
 from negmerge.fingerprint import BLOCK, KEYS, checksum, fingerprint, padded
 from negmerge.header import TensorInfo, build_header
 from negmerge.names import is_variance
@@ -125,7 +125,8 @@ def apply(
         single = path.suffix == ".safetensors"
         if single and shard_size is not None:
             raise OptionError(f"{path}: shards go into a folder; name one without .safetensors")
-        _refuse_inputs(path, model)
+        if any(same_file(path, p) for p in [model.path, *model.files, tau.path or model.path]):
+            raise FileError(f"{path}: is also an input; name another output")
         plan = _plan(model, dtype, shard_size, single)
         _check_space(path, plan, model)
         job = _Application(model, tau, progress or Quiet(), available_workers(workers))
@@ -200,12 +201,12 @@ class _Application:
     def _ranges(self) -> Iterator[Range]:
         for info in self.model.tensors.values():
             entry = self.tau.entries.get(info.name)
+            sparse = entry is not None and entry.layout == "sparse"
+            counts = entry.counts(RANGE) if entry is not None and sparse else []
             first = 0
-            for start in range(0, info.elements, RANGE):
-                stop = min(start + RANGE, info.elements)
-                yield Range(info, start, stop, first)
-                if entry is not None and entry.layout == "sparse":
-                    first += int(np.bitwise_count(entry.bits(start // 8, -(-stop // 8))).sum())
+            for j, start in enumerate(range(0, info.elements, RANGE)):
+                yield Range(info, start, min(start + RANGE, info.elements), first)
+                first += counts[j] if sparse else 0
 
     def _read(self, buffer: Bytes, part: Range) -> tuple[Bytes, int]:
         size = SIZES[part.info.dtype]
@@ -236,13 +237,16 @@ class _Application:
             size = FLOATS[info.dtype]
             table = raw.reshape(-1, size)
             old = table[where]
-            new = widen(old.reshape(-1), info.dtype) + scale * values.astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                new = widen(old.reshape(-1), info.dtype) + scale * values.astype(np.float64)
             clamped = int(np.count_nonzero(new < 0)) if clamp else 0
             packed = narrow(np.maximum(new, 0.0) if clamp else new, info.dtype)
             finite = bool(np.isfinite(widen(packed, info.dtype)).all())
             table[where] = packed.reshape(-1, size)
             changed = int((table[where] != old).any(axis=1).sum())
         if not finite:
+            if not np.isfinite(entry.stored()).all():
+                raise ValueRangeError(f"{entry.where()}: NaN or infinity in the task vector")
             raise ValueRangeError(
                 f"{shown(info.name)}: θ + {scale}·τ does not fit {info.dtype}; take a smaller scale"
             )
@@ -390,12 +394,6 @@ def _laid_out(
     weight_map = {name: file.name for file in files for name in file.places}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     return Plan(files, (json.dumps(index, indent=2) + "\n").encode(), beside)
-
-
-def _refuse_inputs(path: Path, model: Checkpoint) -> None:
-    for used in [model.path, *model.files]:
-        if path.exists() and path.samefile(used):
-            raise FileError(f"{path}: is also an input; name another output")
 
 
 def _check_space(path: Path, plan: Plan, model: Checkpoint) -> None:

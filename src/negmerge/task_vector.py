@@ -54,6 +54,8 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         self.entries = dict(sorted(entries.items()))
         self.origin = origin
         self.scale = float(scale)
+        self.path: Path | None = None
+        """The patch file it is read from, if any."""
         self.on_device: dict[Any, Any] = {}
         """Positions and values as tensors, kept by `applied` for the next time."""
 
@@ -74,8 +76,9 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     @classmethod
     def load(cls, path: PathLike) -> TaskVector:
         """Open a patch file; tensors are read when they are asked for."""
-        entries, origin = read_patch(path)
-        return cls(entries, origin)
+        vector = cls(*read_patch(path))
+        vector.path = Path(path)
+        return vector
 
     def save(self, path: PathLike, layout: Layout = "auto") -> None:
         """Write a patch file; the scale becomes part of the values."""
@@ -112,7 +115,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
 
     def __mul__(self, factor: float) -> TaskVector:
         vector = TaskVector(self.entries, self.origin, self.scale * factor)
-        vector.on_device = self.on_device
+        vector.path, vector.on_device = self.path, self.on_device
         return vector
 
     __rmul__ = __mul__

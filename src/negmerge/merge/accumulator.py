@@ -228,7 +228,7 @@ class Accumulator:
     @classmethod
     def load(cls, path: PathLike, base: PathLike, workers: int | None = None) -> Accumulator:
         """Read a saved state; `base` must be the model it was made for."""
-        with Checkpoint(path) as file:
+        with Checkpoint(path, own=True) as file:
             metadata = file.metadata
             if metadata.get("format") != FORMAT:
                 raise FileError(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from negmerge.checkpoint import Checkpoint
 from negmerge.dtypes import FLOATS, INTEGERS, SIZES
 from negmerge.errors import FileError, MismatchError, NegMergeError, shown
+from negmerge.files import same_file
 from negmerge.fingerprint import fingerprint_of
 from negmerge.header import TensorInfo
 from negmerge.names import is_statistic
@@ -108,9 +110,8 @@ def open_model(path: PathLike) -> Checkpoint:
 def refuse_overwriting(out: Path, models: Sequence[Checkpoint]) -> None:
     """Raise if an output would replace one of the inputs."""
     for model in models:
-        for path in [model.path, *model.files]:
-            if out.exists() and out.samefile(path):
-                raise FileError(f"{out}: is also an input; name another output")
+        if any(same_file(out, path) for path in [model.path, *model.files]):
+            raise FileError(f"{out}: is also an input; name another output")
 
 
 def check_fits(base: Checkpoint, model: Checkpoint, where: str) -> None:
@@ -149,13 +150,13 @@ def _key_trouble(base: Checkpoint, model: Checkpoint, missing: set[str], extra: 
     for prefix in WRAPPERS:
         if {prefix + name for name in base.tensors} == model.tensors.keys():
             return (
-                f"every name starts with {prefix!r}, the base's do not; remove it with: "
-                f"negmerge convert {model.path} --strip-prefix {prefix} -o fixed.safetensors"
+                f"every name starts with {prefix!r}, the base's do not; remove it with: negmerge "
+                f"convert {quote(str(model.path))} --strip-prefix {prefix} -o fixed.safetensors"
             )
         if {prefix + name for name in model.tensors} == base.tensors.keys():
             return (
-                f"the base's names start with {prefix!r}, these do not; remove it with: "
-                f"negmerge convert {base.path} --strip-prefix {prefix} -o base.safetensors"
+                f"the base's names start with {prefix!r}, these do not; remove it with: negmerge "
+                f"convert {quote(str(base.path))} --strip-prefix {prefix} -o base.safetensors"
             )
     parts: list[str] = []
     if missing:
@@ -166,10 +167,10 @@ def _key_trouble(base: Checkpoint, model: Checkpoint, missing: set[str], extra: 
 
 
 def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
-    seen: dict[tuple[int, int], Path] = {}
+    seen: dict[tuple[tuple[int, int], ...], Path] = {}
     for model in models:
-        found = model.files[0].stat()
-        first = seen.setdefault((found.st_dev, found.st_ino), model.path)
+        stats = [path.stat() for path in model.files]
+        first = seen.setdefault(tuple((s.st_dev, s.st_ino) for s in stats), model.path)
         if first is not model.path:
             raise MismatchError(
                 f"{model.path}: listed twice (also as {first}); list each model once, "
@@ -188,8 +189,8 @@ def _by_content(models: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def _sample(model: Checkpoint) -> bytes:
-    """A digest of the first bytes of up to 64 tensors, the largest first."""
-    largest = sorted(model.tensors.values(), key=lambda t: (-t.nbytes, t.name))[:64]
+    """A digest of the first bytes of up to 16 tensors, the largest first."""
+    largest = sorted(model.tensors.values(), key=lambda t: (-t.nbytes, t.name))[:16]
     digest = hashlib.blake2b(digest_size=16)
     for info in largest:
         digest.update(np.ascontiguousarray(model.read(info, 0, min(256, info.nbytes))).data)

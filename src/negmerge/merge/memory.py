@@ -40,8 +40,8 @@ class Budget:
         if self.left < TILES + AROUND:
             least = used + TILES + 2 * AROUND
             raise OptionError(
-                f"max-memory {limit // 2**20} MiB is too little: "
-                f"this merge needs at least {-(-least // 2**20)} MiB"
+                f"max-memory {limit / 1e6:.0f} MB is too little: "
+                f"this merge needs at least {least / 1e6:.0f} MB"
             )
         self.large = min(LARGE, max(0, self.left - TILES - AROUND) // 2)
 

@@ -15,8 +15,11 @@ from negmerge.merge import kernels
 from negmerge.merge.inputs import Inputs
 from negmerge.merge.memory import TILES
 
-SEGMENT = 1 << 18
+SEGMENT = 1 << 19
 """Elements of one unit of work."""
+
+
+Lookup = tuple[set[str], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ class Segment:
 def segments(tensors: list[TensorInfo]) -> list[Segment]:
     """Cut tensors into segments, in order.
 
-    >>> info = TensorInfo("w", "F32", (300000,), 0, 0)
+    >>> info = TensorInfo("w", "F32", (600000,), 0, 0)
     >>> [(s.start, s.stop) for s in segments([info])]
-    [(0, 262144), (262144, 300000)]
+    [(0, 524288), (524288, 600000)]
     """
     found: list[Segment] = []
     strip = 0
@@ -64,9 +67,11 @@ class TileReader:
         self.inputs = inputs
         n = len(inputs.models)
         room = (memory or TILES) // (n * 8) // 4096 * 4096
-        self.tile = max(4096, min(SEGMENT // 4, room))
+        self.tile = max(4096, min(1 << 16, room))
         self._buffer = aligned(n * self.tile * 8)
         self.wide = np.empty((0, 0), np.float32)
+        nothing = np.empty(0, np.int32), np.empty(0, np.int64)
+        self._found: tuple[str, Lookup] = ("", (set(), nothing))
 
     def tiles(self, segment: Segment) -> list[Segment]:
         """A segment cut into tiles."""
@@ -82,13 +87,21 @@ class TileReader:
 
     def formats(self, name: str) -> set[str]:
         """The formats in which the models store a tensor."""
-        return {info.dtype for info in self.inputs.infos(name)}
+        return self._lookup(name)[0]
 
     def places(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Descriptor and offset of a tensor in every model."""
-        found = [model.place(model.tensors[name]) for model in self.inputs.models]
-        descriptors, offsets = zip(*found, strict=True)
-        return np.array(descriptors, np.int32), np.array(offsets, np.int64)
+        return self._lookup(name)[1]
+
+    def _lookup(self, name: str) -> Lookup:
+        """Kept for the tensor at hand: a large one is asked about many times."""
+        if self._found[0] != name:
+            found = [model.place(model.tensors[name]) for model in self.inputs.models]
+            descriptors, offsets = zip(*found, strict=True)
+            places = np.array(descriptors, np.int32), np.array(offsets, np.int64)
+            formats = {model.tensors[name].dtype for model in self.inputs.models}
+            self._found = (name, (formats, places))
+        return self._found[1]
 
     def rows(self, dtype: str) -> tuple[Bytes, NDArray[Any], int]:
         """For a format: rows of bytes to read into, rows of floats, and how to widen (or 0).

@@ -39,6 +39,15 @@ KEYS = _keys()
 
 
 @njit(nogil=True, cache=True)
+def finalised(inner: np.uint64, block: int) -> np.uint64:
+    """A block's hash, mixed with its number."""
+    z = inner + np.uint64(block + 1) * _PHI
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@njit(nogil=True, cache=True)
 def checksum(words: Words, first: int, keys: Words) -> np.uint64:
     """The sum over whole blocks of words, the first of which has number `first`.
 
@@ -53,10 +62,7 @@ def checksum(words: Words, first: int, keys: Words) -> np.uint64:
         for i in range(512):
             x = some[i] + keys[i]
             inner += (x & _LOW) * (x >> np.uint64(32))
-        z = inner + np.uint64(first + block + 1) * _PHI
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += z ^ (z >> np.uint64(31))
+        total += finalised(inner, first + block)
     return total
 
 

@@ -147,27 +147,27 @@ def _is_text(value: Any) -> bool:
 
 
 def _tensor(name: str, entry: Any, path: Path, file: int, data: int, parts: bool) -> TensorInfo:
-    where = f"{path} {shown(name)}"
+    def refuse(reason: str) -> FileError:
+        return FileError(f"{path} {shown(name)}: {reason}")
+
     stem = name.rpartition("#")[0] if parts and "#" in name else name
     if not stem or len(stem) > MAX_NAME or not name.isprintable():
-        raise FileError(f"{where}: tensor names must be printable and 1 to {MAX_NAME} characters")
+        raise refuse(f"tensor names must be printable and 1 to {MAX_NAME} characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise FileError(f"{where}: wanted exactly the fields dtype, shape, data_offsets")
+        raise refuse("wanted exactly the fields dtype, shape, data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in SIZES:
-        raise FileError(f"{where}: unknown dtype {shown(dtype)}; known: {', '.join(SIZES)}")
+        raise refuse(f"unknown dtype {shown(dtype)}; known: {', '.join(SIZES)}")
     if not _naturals(shape):
-        raise FileError(f"{where}: shape {shown(shape)} must be a list of whole numbers ≥ 0")
+        raise refuse(f"shape {shown(shape)} must be a list of whole numbers ≥ 0")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise FileError(f"{where}: data_offsets {shown(offsets)} must be two rising whole numbers")
+        raise refuse(f"data_offsets {shown(offsets)} must be two rising whole numbers")
     if len(shape) > MAX_RANK or prod(shape) >= 2**60:
-        raise FileError(
-            f"{where}: shape {shown(shape)} has more dimensions or elements than any file can hold"
-        )
+        raise refuse(f"shape {shown(shape)} has more dimensions or elements than any file can hold")
     info = TensorInfo(name, dtype, tuple(shape), file, data + offsets[0])
     if offsets[1] - offsets[0] != info.nbytes:
-        raise FileError(
-            f"{where}: {offsets[1] - offsets[0]} bytes in the file, "
+        raise refuse(
+            f"{offsets[1] - offsets[0]} bytes in the file, "
             f"{dtype} of shape {tuple(shape)} needs {info.nbytes}"
         )
     return info

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ STATISTICS = {
     "total": Statistic("F64", 0, lambda d, _: d, np.add),
     "positive": Statistic("I16", 0, lambda d, _: d > 0, np.add),
     "negative": Statistic("I16", 0, lambda d, _: d < 0, np.add),
+    "defect": Statistic("F64", 0, lambda d, _: d - d, np.add),
     "low": Statistic("F64", np.inf, lambda d, _: d, np.minimum),
     "high": Statistic("F64", -np.inf, lambda d, _: d, np.maximum),
     "nearest": Statistic("F64", np.inf, lambda d, _: d, _nearer),
@@ -188,7 +190,7 @@ class Accumulator:
         for name, state in self._state.items():
             constants = chosen.constants(self.n) + thresholds.constants(name, majority)
             flat = np.empty(
-                state["total"].size, np.float64 if self._dtypes[name] == "F64" else np.float32
+                prod(self._shapes[name]), np.float64 if self._dtypes[name] == "F64" else np.float32
             )
             for start in range(0, flat.size, SEGMENT):
                 part = slice(start, start + SEGMENT)

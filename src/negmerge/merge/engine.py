@@ -34,7 +34,7 @@ from negmerge.progress import Progress, Quiet
 from negmerge.task_vector import TaskVector
 
 EXACT_DISSENT = 1 << 22
-"""Up to so many elements the dissent count looks at all of them, beyond at every 64th strip."""
+"""Up to so many elements the dissent count looks at all of them, beyond at every 256th strip."""
 
 
 def merge(
@@ -139,7 +139,7 @@ class Merge:
         kernels.segment_kernel(*rule.parts())
         self.n = len(inputs.members)
         elements = sum(info.elements for info in inputs.merged)
-        self.every = 0 if self.n < 3 else 1 if elements <= EXACT_DISSENT else 64
+        self.every = 0 if self.n < 3 else 1 if elements <= EXACT_DISSENT else 256
         self.majority = 1.0
         self.thresholds: Thresholds | None = None
 

@@ -2,8 +2,8 @@
 
 A tile is a block of rows, row 0 the base and row k member k, for the same range of one tensor. It
 is walked in strips that stay in the cache together with the state. Each fold below keeps, per
-element, sums in float64 in the order of the rows; its first statistic is always the plain total,
-which is how NaN and infinity are found.
+element, sums in float64 in the order of the rows; its first statistic is not finite where an input
+is not, which is how NaN and infinity are found.
 
 Folds and finishes are plain functions that numba inlines into one loop (`segment_kernel`).
 """
@@ -23,7 +23,7 @@ from numba import njit, types
 from numba.extending import intrinsic, overload, register_jitable
 from numpy.typing import NDArray
 
-from negmerge.fingerprint import checksum
+from negmerge.fingerprint import checksum, finalised
 
 STRIP = 2048
 NOT_FINITE, NOT_READ = -1, -2
@@ -92,31 +92,35 @@ def add_votes(rows: Array, a: int, e: int, positive: Array, negative: Array) -> 
 
 
 @register_jitable
-def add_extent(rows: Array, a: int, e: int, low: Array, high: Array) -> None:
-    """The lowest and the highest member, compared as stored, as differences from the base."""
+def add_extent(rows: Array, a: int, e: int, low: Array, high: Array, defect: Array) -> None:
+    """The lowest and the highest member, compared as stored, as differences from the base.
+
+    defect: 0, or NaN where a member is not a finite number; comparisons alone would not tell.
+    """
     base = rows[0, a:e]
-    least, most = rows[1, a:e].copy(), rows[1, a:e].copy()
+    least, most, spoilt = rows[1, a:e].copy(), rows[1, a:e].copy(), rows[1, a:e] - rows[1, a:e]
     last = rows.shape[0] - 1
     for k in range(2, last + 1, 5):
         # The last member again instead of one that is not there: it changes nothing.
         m0, m1, m2 = rows[k, a:e], rows[min(k + 1, last), a:e], rows[min(k + 2, last), a:e]
         m3, m4 = rows[min(k + 3, last), a:e], rows[min(k + 4, last), a:e]
         for i in range(e - a):
-            x, y = least[i], most[i]
+            x, y, z = least[i], most[i], spoilt[i]
             m = m0[i]
-            x, y = m if m < x else x, m if m > y else y
+            x, y, z = m if m < x else x, m if m > y else y, z + (m - m)
             m = m1[i]
-            x, y = m if m < x else x, m if m > y else y
+            x, y, z = m if m < x else x, m if m > y else y, z + (m - m)
             m = m2[i]
-            x, y = m if m < x else x, m if m > y else y
+            x, y, z = m if m < x else x, m if m > y else y, z + (m - m)
             m = m3[i]
-            x, y = m if m < x else x, m if m > y else y
+            x, y, z = m if m < x else x, m if m > y else y, z + (m - m)
             m = m4[i]
-            x, y = m if m < x else x, m if m > y else y
-            least[i], most[i] = x, y
+            x, y, z = m if m < x else x, m if m > y else y, z + (m - m)
+            least[i], most[i], spoilt[i] = x, y, z
     for i in range(e - a):
         low[i] = np.float64(least[i]) - np.float64(base[i])
         high[i] = np.float64(most[i]) - np.float64(base[i])
+        defect[i] = spoilt[i]
 
 
 @register_jitable
@@ -135,8 +139,14 @@ def fold_votes(rows: Array, a: int, e: int, limits: Array, state: State, ballot:
 @register_jitable
 def fold_extent(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
     """(total, low, high)"""
+    add_extent(rows, a, e, state[1], state[2], state[0])
     add_total(rows, a, e, state[0])
-    add_extent(rows, a, e, state[1], state[2])
+
+
+@register_jitable
+def fold_reach(rows: Array, a: int, e: int, limits: Array, state: State, ballot: Array) -> None:
+    """(defect, low, high)"""
+    add_extent(rows, a, e, state[1], state[2], state[0])
 
 
 @register_jitable
@@ -144,8 +154,8 @@ def fold_spread(rows: Array, a: int, e: int, limits: Array, state: State, ballot
     """(total, positive, negative, low, high, nearest): of a tie the positive one"""
     add_total(rows, a, e, state[0])
     add_votes(rows, a, e, state[1], state[2])
-    add_extent(rows, a, e, state[3], state[4])
     nearest = state[5]
+    add_extent(rows, a, e, state[3], state[4], nearest)
     for i in range(e - a):
         nearest[i] = np.inf
     for k in range(1, rows.shape[0]):
@@ -207,6 +217,7 @@ STATISTICS: dict[Callable[..., None], tuple[str, ...]] = {
     fold_total: ("total",),
     fold_votes: ("total", "positive", "negative"),
     fold_extent: ("total", "low", "high"),
+    fold_reach: ("defect", "low", "high"),
     fold_spread: ("total", "positive", "negative", "low", "high", "nearest"),
     fold_split: ("total", "gain", "loss", "gains", "losses"),
     fold_active: ("total", "active"),
@@ -288,10 +299,37 @@ def widen(raw: Array, half: int, count: int, rows: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def add_checksums(words: Array, count: int, first: int, keys: Array, sums: Array) -> None:
-    """Add the checksum of the first `count` words of every row."""
-    for k in range(words.shape[0]):
-        sums[k] += checksum(words[k, :count], first, keys)
+def add_checksums(
+    words: Array, first: int, last: int, block: int, keys: Array, sums: Array
+) -> None:
+    """Add, for every row, the checksum of words first … last, which begin with a block's number.
+
+    Four rows share each look at the keys.
+    """
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    n = words.shape[0]
+    for at in range(first, last, 512):
+        number = block + (at - first) // 512
+        for k in range(0, n - 3, 4):
+            w0, w1 = words[k, at : at + 512], words[k + 1, at : at + 512]
+            w2, w3 = words[k + 2, at : at + 512], words[k + 3, at : at + 512]
+            s0 = s1 = s2 = s3 = np.uint64(0)
+            for i in range(512):
+                key = keys[i]
+                x = w0[i] + key
+                s0 += (x & low) * (x >> half)
+                x = w1[i] + key
+                s1 += (x & low) * (x >> half)
+                x = w2[i] + key
+                s2 += (x & low) * (x >> half)
+                x = w3[i] + key
+                s3 += (x & low) * (x >> half)
+            sums[k] += finalised(s0, number)
+            sums[k + 1] += finalised(s1, number)
+            sums[k + 2] += finalised(s2, number)
+            sums[k + 3] += finalised(s3, number)
+        for k in range(n - n % 4, n):
+            sums[k] += checksum(words[k, at : at + 512], number, keys)
 
 
 _pread = types.ExternalFunction(
@@ -435,16 +473,15 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
                 e, size = a + STRIP, min(STRIP, count - a)
                 if descriptors.shape[0]:
                     first, last = a * width // 8, min(filled, e * width // 8)
-                    for k in range(rows.shape[0]):
-                        block = (begin + a) * width // 4096
-                        sums[k] += checksum(words[k, first:last], block, keys)
+                    block = (begin + a) * width // 4096
+                    add_checksums(words, first, last, block, keys, sums)
                 fold(rows, a, e, limits, state, ballot)
                 if every and (strip + (begin - start + a) // STRIP) % every == 0:
                     count_dissent(rows, a, a + size, counts)
-                total = state[0]
+                witness = state[0]
                 wild = np.int64(0)
                 for i in range(STRIP):
-                    wild |= np.int64(0) if abs(total[i]) < np.inf else np.int64(1)
+                    wild |= np.int64(0) if abs(witness[i]) < np.inf else np.int64(1)
                 if wild:
                     return NOT_FINITE
                 for i in range(STRIP):

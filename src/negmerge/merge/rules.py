@@ -325,10 +325,10 @@ class MagMax(Rule):
 
     paper: ClassVar[str] = "MagMax, ECCV 2024"
     mostly_dense = True
-    fold = staticmethod(kernels.fold_extent)
+    fold = staticmethod(kernels.fold_reach)
 
     @staticmethod
-    def finish(c: Constants, total: A, low: A, high: A) -> A:
+    def finish(c: Constants, defect: A, low: A, high: A) -> A:
         return high * (high >= -low) + low * (high < -low)
 
 

@@ -133,7 +133,8 @@ class TileReader:
             model.read_into(info, start * size, row[: count * size])
             row[count * size : end] = 0
         blocks = padded(count * size) // 8
-        kernels.add_checksums(raw.view(np.uint64), blocks, start * size // 4096, KEYS, sums)
+        first = start * size // 4096
+        kernels.add_checksums(raw.view(np.uint64), 0, blocks, first, KEYS, sums)
         if half:
             kernels.widen(raw, half, whole, rows)
         return rows

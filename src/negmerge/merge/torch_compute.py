@@ -59,6 +59,7 @@ FOLDS: dict[Callable[..., None], Callable[[Tensor, Tensor], State]] = {
     kernels.fold_total: lambda d, _: (_total(d),),
     kernels.fold_votes: lambda d, _: (_total(d), *_votes(d)),
     kernels.fold_extent: lambda d, _: (_total(d), *_extent(d)),
+    kernels.fold_reach: lambda d, _: ((d - d).sum(0), *_extent(d)),
     kernels.fold_spread: lambda d, _: (_total(d), *_votes(d), *_extent(d), _nearest(d)),
     kernels.fold_split: _split,
     kernels.fold_active: _active,

@@ -122,6 +122,15 @@ def read_all(paths: list[Path]) -> None:
                 pass
 
 
+def read_plainly(paths: list[Path]) -> None:
+    """The same into a plain bytearray of 1 MiB, as most people would write it."""
+    buffer = bytearray(1 << 20)
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
 def command(*arguments: object) -> list[str]:
     return [*NEGMERGE, *map(str, arguments)]
 
@@ -190,6 +199,7 @@ def measure(work: Path, with_mergekit: bool) -> list[dict[str, Any]]:
             ratio >= share,
             seconds=min(ours),
             read_seconds=min(limit),
+            seconds_of_readinto_a_plain_bytearray=best(2, lambda: read_plainly(files)),
             median_ratio=float(np.median(np.array(limit) / np.array(ours))),
         )
     patch, out = work / "patch.safetensors", work / "out.safetensors"
@@ -266,6 +276,7 @@ def measure(work: Path, with_mergekit: bool) -> list[dict[str, Any]]:
         seconds=ours,
         copy_seconds=copied,
         copy_and_fsync_seconds=durable,
+        share_of_copy_and_fsync=durable / ours,
         whole_command_seconds=whole,
         whole_command_share=copied / whole,
     )

@@ -181,10 +181,15 @@ def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
 def _by_content(models: list[Checkpoint]) -> list[Checkpoint]:
     """Sort by a digest of a sample of the content, and by all of it where samples are equal."""
     keys = [_sample(model) for model in models]
-    full = [
-        fingerprint_of(m) if keys.count(k) > 1 else "" for m, k in zip(models, keys, strict=True)
-    ]
-    order = sorted(range(len(models)), key=lambda i: (keys[i], full[i], str(models[i].path)))
+    full: dict[Path, str] = {}
+    for model, key in zip(models, keys, strict=True):
+        # One file listed several times needs no closer look.
+        twins = {m.path for m, k in zip(models, keys, strict=True) if k == key}
+        full[model.path] = fingerprint_of(model) if len(twins) > 1 else ""
+    order = sorted(
+        range(len(models)),
+        key=lambda i: (keys[i], full[models[i].path], str(models[i].path)),
+    )
     return [models[i] for i in order]
 
 

@@ -16,12 +16,11 @@ def merge(deltas: list[Model], rule: str, **options) -> Model:
     names = sorted(deltas[0])
     sizes = [deltas[0][name].size for name in names]
     flat = np.stack([np.concatenate([d[name].reshape(-1) for name in names]) for d in deltas])
-    scope = options.pop("scope", "model")
-    parts = np.split(flat, np.cumsum(sizes)[:-1], axis=1)
-    if scope == "tensor":
-        merged = [RULES[rule](part, **options) for part in parts]
-    else:
-        merged = np.split(RULES[rule](flat, **options), np.cumsum(sizes)[:-1])
+    ends = np.cumsum(sizes)[:-1]
+    if options.pop("scope", "model") == "tensor":
+        # Only the trimming is by tensor: the majority sign is always that of the whole vector.
+        options["parts"] = ends
+    merged = np.split(RULES[rule](flat, **options), ends)
     return {n: m.reshape(deltas[0][n].shape) for n, m in zip(names, merged, strict=True)}
 
 
@@ -60,8 +59,10 @@ def magmax(stack: Stack) -> np.ndarray:
     return np.array(values, float).reshape(-1)
 
 
-def trimmed(vector: np.ndarray, density: float) -> np.ndarray:
+def trimmed(vector: np.ndarray, density: float, parts=()) -> np.ndarray:
     """The published code: k = int(density · d), keep what is at least the (d − k)-th smallest."""
+    if len(parts):
+        return np.concatenate([trimmed(part, density) for part in np.split(vector, parts)])
     d = vector.size
     k = int(density * d)
     if k >= d:
@@ -70,8 +71,8 @@ def trimmed(vector: np.ndarray, density: float) -> np.ndarray:
     return np.where(np.abs(vector) >= least, vector, 0)
 
 
-def ties(stack: Stack, density: float = 0.2) -> np.ndarray:
-    kept = np.stack([trimmed(vector, density) for vector in stack])
+def ties(stack: Stack, density: float = 0.2, parts=()) -> np.ndarray:
+    kept = np.stack([trimmed(vector, density, parts) for vector in stack])
     signs = np.sign(sum(kept, np.zeros(stack.shape[1])))
     majority = np.sign(signs.sum())
     signs[signs == 0] = majority
@@ -80,8 +81,8 @@ def ties(stack: Stack, density: float = 0.2) -> np.ndarray:
     return sum(kept * agreeing, np.zeros(stack.shape[1])) / np.maximum(count, 1)
 
 
-def localize(stack: Stack, density: float = 0.1) -> np.ndarray:
-    return trimmed(uniform(stack), density)
+def localize(stack: Stack, density: float = 0.1, parts=()) -> np.ndarray:
+    return trimmed(uniform(stack), density, parts)
 
 
 def tall(stack: Stack, factor: float = 0.4, agree: int = 2) -> np.ndarray:

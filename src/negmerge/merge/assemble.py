@@ -22,7 +22,6 @@ class Piece:
     mask: NDArray[np.uint8]
     values: NDArray[Any]
     sums: NDArray[np.uint64]
-    dissent: NDArray[np.int64]
 
 
 NOTHING = np.empty(0, np.uint8)

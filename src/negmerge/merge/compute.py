@@ -31,9 +31,7 @@ class Task:
     limits: NDArray[np.float64]
     constants: Constants
     divisor: float
-    every: int
     sums: NDArray[np.uint64]
-    dissent: NDArray[np.int64]
     out: NDArray[Any]
     mask: NDArray[np.uint8]
     kept: NDArray[Any]
@@ -64,22 +62,21 @@ class CpuCompute:
     def segment(self, reader: TileReader, task: Task) -> int:
         segment = task.segment
         formats = reader.formats(segment.info.name)
-        if len(formats) == 1:
-            raw, rows, half = reader.rows(*formats)
+        if formats in ({"F32"}, {"F64"}):
+            raw, rows, _ = reader.rows(*formats)
             places = reader.places(segment.info.name)
-            found = self._run(task, segment, 0, places, reader.tile, raw, rows, half)
+            found = self._run(task, segment, 0, places, reader.tile, raw, rows)
             if found != kernels.NOT_READ:
                 return found
         return self._slowly(reader, task)
 
     def _slowly(self, reader: TileReader, task: Task) -> int:
-        """Tile by tile: a mixed pool, or a file that could not be read as expected."""
+        """Tile by tile: 16-bit formats, a mixed pool, or a file that could not be read at once."""
         task.sums[:] = 0
-        task.dissent[:] = 0
         nonzero = 0
         for part in reader.tiles(task.segment):
             rows = reader.read(part.info.name, part.start, part.stop - part.start, task.sums)
-            found = self._run(task, part, nonzero, NO_PLACES, reader.tile, NO_BYTES, rows, 0)
+            found = self._run(task, part, nonzero, NO_PLACES, reader.tile, NO_BYTES, rows)
             if found < 0:
                 return found
             nonzero += found
@@ -94,14 +91,12 @@ class CpuCompute:
         tile: int,
         raw: Bytes,
         rows: NDArray[Any],
-        half: int,
     ) -> int:
         at = part.start - task.segment.start
         return self.kernel(
             *places,
             raw,
             rows,
-            half,
             part.start,
             part.stop,
             tile,
@@ -112,9 +107,6 @@ class CpuCompute:
             task.divisor,
             self.state,
             self.ballot,
-            part.strip,
-            task.every,
-            task.dissent,
             task.out[at:],
             task.mask[at // 8 :],
             task.kept[nonzero:],

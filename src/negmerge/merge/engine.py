@@ -138,8 +138,6 @@ class Merge:
         # Made here so that the workers share one compiled kernel instead of compiling one each.
         kernels.segment_kernel(*rule.parts())
         self.n = len(inputs.members)
-        elements = sum(info.elements for info in inputs.merged)
-        self.every = 0 if self.n < 3 else 1 if elements <= EXACT_DISSENT else 256
         self.majority = 1.0
         self.thresholds: Thresholds | None = None
 
@@ -162,14 +160,13 @@ class Merge:
             if segment.start == 0:
                 self.sums[name] = np.zeros(self.n + 1, np.uint64)
             self.sums[name] += piece.sums
-            self.dissent += piece.dissent
-            self.sampled += self._sampled(segment)
             assembly.add(piece)
             self.progress.advance(self.inputs.bytes_of(name, segment.stop - segment.start))
             if segment.stop == segment.info.elements:
                 yield name, assembly.entry()
         for info in self.inputs.kept:
             self._read_kept(info)
+        self._count_dissent()
         self.inputs.check_unchanged()
         self._check_pool()
 
@@ -239,9 +236,7 @@ class Merge:
             self.thresholds.limits(name),
             self.rule.constants(self.n) + self.thresholds.constants(name, self.majority),
             self.rule.divisor(self.n),
-            self.every,
             np.zeros(self.n + 1, np.uint64),
-            np.zeros(self.n, np.int64),
             out,
             mask,
             kept,
@@ -250,18 +245,25 @@ class Merge:
         if nonzero < 0:
             self._explain(segment.info)
         values = kept[:nonzero].copy() if mask.size else NOTHING
-        return segment, assembly, Piece(nonzero, mask, values, task.sums, task.dissent)
+        return segment, assembly, Piece(nonzero, mask, values, task.sums)
 
-    def _sampled(self, segment: Segment) -> int:
-        """How many elements of a segment the dissent count looked at."""
-        if not self.every:
-            return 0
-        count = segment.stop - segment.start
-        return sum(
-            min(kernels.STRIP, count - a)
-            for a in range(0, count, kernels.STRIP)
-            if (segment.strip + a // kernels.STRIP) % self.every == 0
-        )
+    def _count_dissent(self) -> None:
+        """How often each member alone kept the others from agreeing, from a sample of strips.
+
+        Below three members the question makes no sense.
+        """
+        if self.n < 3:
+            return
+        elements = sum(info.elements for info in self.inputs.merged)
+        every = 1 if elements <= EXACT_DISSENT else 256
+        reader, unused = TileReader(self.inputs), np.zeros(self.n + 1, np.uint64)
+        for segment in segments(self.inputs.merged):
+            for j, start in enumerate(range(segment.start, segment.stop, kernels.STRIP)):
+                if (segment.strip + j) % every == 0:
+                    size = min(kernels.STRIP, segment.stop - start)
+                    rows = reader.read(segment.info.name, start, size, unused)
+                    kernels.count_dissent(rows, 0, size, self.dissent)
+                    self.sampled += size
 
     # ------------------------------------------------------------------------------------- checks
 

@@ -234,7 +234,7 @@ def new_state(fold: Callable[..., None]) -> State:
     return tuple(np.zeros(STRIP, "i4" if name in COUNTS else "f8") for name in STATISTICS[fold])
 
 
-@register_jitable
+@njit(nogil=True, cache=True)
 def count_dissent(rows: Array, a: int, e: int, counts: Array) -> None:
     """Add, for each member, the elements where it alone keeps the others from agreeing."""
     n = rows.shape[0] - 1
@@ -249,9 +249,6 @@ def count_dissent(rows: Array, a: int, e: int, counts: Array) -> None:
             down = negative[i] == n - 1 and not member[i] < base[i]
             alone += up | down
         counts[k - 1] += alone
-
-
-dissent = njit(nogil=True, cache=True)(count_dissent)
 
 
 def element(state: State, i: int) -> tuple[Any, ...]:
@@ -427,7 +424,6 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
         offsets: Array,
         raw: Array,
         rows: Array,
-        half: int,
         start: int,
         stop: int,
         tile: int,
@@ -438,23 +434,20 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
         divisor: float,
         state: State,
         ballot: Array,
-        strip: int,
-        every: int,
-        counts: Array,
         out: Array,
         mask: Array,
         kept: Array,
     ) -> int:
         """Merge elements start … stop into out, or packed into mask and kept if there is a mask.
 
-        descriptors, offsets: where row k is read from into raw; none if rows are filled already.
+        descriptors, offsets: where row k is read from into raw, which is rows as bytes; none if
+        rows are filled already.
         divisor: what the finished values are divided by.
-        half: how raw must be widened into rows, or 0 if rows are raw as floats.
         Returns how many are not zero, NOT_FINITE, or NOT_READ.
         """
         nonzero = stamp * 0
         values = np.empty(STRIP)
-        width = 2 if half else rows.itemsize
+        width = rows.itemsize
         for begin in range(start, stop, tile):
             count = min(tile, stop - begin)
             whole = -(-count // STRIP) * STRIP
@@ -465,8 +458,6 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
                     < rows.shape[0]
                 ):
                     return NOT_READ
-            if half:
-                widen(raw, half, whole, rows)
             words = raw.view(np.uint64)
             filled = -(-count * width // 4096) * 512
             for a in range(0, count, STRIP):
@@ -476,8 +467,6 @@ def segment_kernel(fold: Callable[..., None], finish: Callable[..., Any]) -> Cal
                     block = (begin + a) * width // 4096
                     add_checksums(words, first, last, block, keys, sums)
                 fold(rows, a, e, limits, state, ballot)
-                if every and (strip + (begin - start + a) // STRIP) % every == 0:
-                    count_dissent(rows, a, a + size, counts)
                 witness = state[0]
                 wild = np.int64(0)
                 for i in range(STRIP):

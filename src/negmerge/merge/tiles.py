@@ -154,7 +154,8 @@ class TileReader:
             size = FLOATS[info.dtype]
             buffer = np.zeros(padded(count * size), np.uint8)
             model.read_into(info, start * size, buffer[: count * size])
-            sums[k] += checksum(buffer.view(np.uint64), start * size // 4096, KEYS)
+            # As an array, which wraps around; a single number would warn of it.
+            sums[k : k + 1] += checksum(buffer.view(np.uint64), start * size // 4096, KEYS)
             values = widen(buffer[: count * size], info.dtype)
             if k == 0:
                 bases[info.dtype] = values

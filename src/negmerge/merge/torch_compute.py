@@ -81,8 +81,6 @@ class TorchCompute:
         for part in reader.tiles(task.segment):
             size = part.stop - part.start
             rows = reader.read(part.info.name, part.start, size, task.sums)[:, :size]
-            if task.every:
-                self._count_dissent(rows, part.strip, task)
             values = self._values(rows, task)
             if values is None:
                 return kernels.NOT_FINITE
@@ -111,9 +109,3 @@ class TorchCompute:
         if not (bool(values.isfinite().all()) and bool(state[0].isfinite().all())):
             return None
         return (values + 0.0).cpu().numpy()
-
-    def _count_dissent(self, rows: np.ndarray[Any, Any], strip: int, task: Task) -> None:
-        for a in range(0, rows.shape[1], kernels.STRIP):
-            if (strip + a // kernels.STRIP) % task.every == 0:
-                end = min(a + kernels.STRIP, rows.shape[1])
-                kernels.dissent(rows, a, end, task.dissent)

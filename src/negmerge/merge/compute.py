@@ -65,9 +65,11 @@ class CpuCompute:
         if formats in ({"F32"}, {"F64"}):
             raw, rows, _ = reader.rows(*formats)
             places = reader.places(segment.info.name)
+            before = self.ballot.copy()
             found = self._run(task, segment, 0, places, reader.tile, raw, rows)
             if found != kernels.NOT_READ:
                 return found
+            self.ballot[:] = before  # the tiles before the break will be counted again
         return self._slowly(reader, task)
 
     def _slowly(self, reader: TileReader, task: Task) -> int:

@@ -1,0 +1,1 @@
+"""Labelled images: which sets there are, where they lie, decoded once."""

@@ -1,0 +1,92 @@
+"""Where a data set lies: a path, a mirror folder, this package, or the Hub.
+
+Nothing heavy is imported here: a cache hit needs to know the place, not to read it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from negmerge.errors import FileError, shown
+
+if TYPE_CHECKING:
+    from negmerge.data.datasets import Source
+
+ASSETS = Path(str(files("negmerge") / "assets"))
+
+
+@dataclass(frozen=True)
+class Local:
+    """A folder or one parquet file on this machine."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def identity(self) -> object:
+        """What changes when the data does: every file's name, size and time."""
+        found = sorted(_files(self.path)) if self.path.is_dir() else [self.path]
+        stats = [(path, path.stat()) for path in found]
+        return [str(self.path)] + [
+            [str(path.relative_to(self.path)), stat.st_size, stat.st_mtime_ns]
+            for path, stat in stats
+        ]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A data set on the Hugging Face Hub."""
+
+    id: str
+    config: str | None
+    revision: str | None
+
+    def __str__(self) -> str:
+        return self.id
+
+    def identity(self) -> object:
+        """The set's address; without a revision, what was fetched first stays in use."""
+        return [self.id, self.config, self.revision]
+
+
+def find(source: Source, root: Path | None = None, revision: str | None = None) -> Local | Hub:
+    """The first place that has the set: path, mirror, package, Hub.
+
+    >>> from negmerge.data.datasets import resolve
+    >>> find(resolve("fashion_small")).path.name
+    'fashion_small'
+    """
+    for path in _candidates(source, root):
+        if path.exists():
+            inner = path / source.config if source.config else path
+            return Local((inner if inner.is_dir() else path).resolve())
+    if source.hub is None:
+        sought = ", ".join(shown(path) for path in _candidates(source, root))
+        raise FileError(f"data set {shown(source.name)}: not found; looked for {sought}")
+    return Hub(source.hub, source.config, revision)
+
+
+def _candidates(source: Source, root: Path | None) -> list[Path]:
+    embedded = ASSETS / source.name
+    paths: list[Path] = []
+    if source.hub is None and not embedded.is_dir():
+        paths.append(Path(source.name).expanduser())
+    mirror = root or (Path(named) if (named := os.environ.get("NEGMERGE_DATA")) else None)
+    if mirror is not None:
+        paths += [mirror.expanduser() / name for name in (source.name, source.hub) if name]
+    if embedded.is_dir():
+        paths.append(embedded)
+    return paths
+
+
+def _files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for here, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(here, name) for name in names if not name.startswith(".")]
+    return found

@@ -1,0 +1,1 @@
+"""How much a model forgot and what it kept: the measures of the published protocols."""

@@ -30,6 +30,13 @@ class Images:
     >>> images = load(resolve("fashion_small"), "test", cache=getfixture("tmp_path"))
     >>> images.pixels.shape, images.classes[images.labels[0]]
     ((2500, 28, 28, 1), 'ankle boot')
+
+    Args:
+        pixels: (n, height, width, channels), read-only, mapped from the cache.
+        labels: places in `classes`.
+        ids: the set's own names of its images, if it has them.
+        classes: names as the set spells them; show them with `errors.printable`.
+        fingerprint: of pixels and labels, the same on every machine.
     """
 
     pixels: NDArray[np.uint8]
@@ -59,52 +66,50 @@ def cache_folder(given: Path | None = None) -> Path:
 def open_entry(entry: Path) -> Images | None:
     """The images of a cache entry, memory-mapped; none if it is missing, partial or damaged.
 
-    The files' sizes and times are compared with those noted when they were written. If the times
-    differ (the entry was copied, or something wrote to it) the content is hashed and compared.
+    Sizes and times of the files are compared with those noted when they were written. If they
+    differ (the entry was copied, or something wrote to it) the content has to have its hash.
     """
     try:
         notes = json.loads((entry / "entry.json").read_bytes())
-        if notes["format"] != FORMAT:
-            return None
-        arrays = {name: _open_array(entry / f"{name}.npy") for name in notes["files"]}
-        images = Images(
-            pixels=arrays["pixels"],
-            labels=arrays["labels"],
-            ids=arrays.get("ids"),
-            classes=tuple(notes["classes"]),
-            fingerprint=notes["fingerprint"],
-        )
-        if _stamps(entry, notes["files"]) == notes["files"] or _digest(arrays) == notes["digest"]:
-            return images
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        pass
+        hashes: dict[str, str] = notes["hashes"]
+        arrays = {name: _open_array(entry / f"{name}.npy") for name in hashes}
+        as_written = _stamps(entry, hashes) == notes["stamps"]
+        if notes["format"] == FORMAT and (as_written or _hashes(arrays) == hashes):
+            return Images(
+                pixels=arrays["pixels"],
+                labels=arrays["labels"],
+                ids=arrays.get("ids"),
+                classes=tuple(notes["classes"]),
+                fingerprint=_fingerprint(hashes),
+            )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
+        pass  # whatever is wrong with it, it is made again
     return None
 
 
 def write_entry(
     entry: Path,
-    batches: Iterable[NDArray[np.uint8]],
+    parts: Iterable[NDArray[np.uint8]],
     shape: tuple[int, int, int, int],
     labels: NDArray[np.int64],
     ids: NDArray[np.str_] | None,
     classes: tuple[str, ...],
 ) -> None:
-    """Write an entry batch by batch; it takes its name only when it is whole."""
-    if entry.exists():
-        shutil.rmtree(entry)  # open_entry found it damaged, and the caller holds its lock
-    with atomic_folder(entry) as folder:
-        _write_pixels(folder / "pixels.npy", batches, shape)
+    """Write an entry part by part; it takes its name only when it is whole."""
+    with _kept(entry.parent):
+        if entry.exists():
+            shutil.rmtree(entry)  # damaged, or it would have been used
+    with atomic_folder(entry) as folder, _kept(entry.parent):
+        _write_pixels(folder / "pixels.npy", parts, shape)
         np.save(folder / "labels.npy", labels, allow_pickle=False)
         if ids is not None:
             np.save(folder / "ids.npy", ids, allow_pickle=False)
-        names = [name for name in ("pixels", "labels", "ids") if name != "ids" or ids is not None]
-        arrays = {name: _open_array(folder / f"{name}.npy") for name in names}
+        hashes = _hashes({file.stem: _open_array(file) for file in sorted(folder.iterdir())})
         notes = {
             "format": FORMAT,
-            "fingerprint": _digest({name: arrays[name] for name in ("pixels", "labels")}),
-            "digest": _digest(arrays),
             "classes": classes,
-            "files": _stamps(folder, names),
+            "hashes": hashes,
+            "stamps": _stamps(folder, hashes),
         }
         (folder / "entry.json").write_text(json.dumps(notes, indent=1))
         for file in folder.iterdir():
@@ -114,16 +119,10 @@ def write_entry(
 @contextmanager
 def only_one(entry: Path) -> Iterator[None]:
     """Let one process at a time make an entry; the others wait for it."""
-    try:
+    with _kept(entry.parent):
         entry.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(
-            entry.with_name(f".{entry.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
-    except OSError as error:
-        raise FileError(
-            f"{entry.parent}: cannot keep decoded images there: {error.strerror}; set "
-            "NEGMERGE_CACHE to a folder that can be written"
-        ) from error
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(entry.with_name(f".{entry.name}.lock"), flags, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -131,19 +130,31 @@ def only_one(entry: Path) -> Iterator[None]:
         os.close(lock)
 
 
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileError(
+            f"{folder}: cannot keep decoded images there: {error.strerror or error}; make room, "
+            "or set NEGMERGE_CACHE to another folder"
+        ) from error
+
+
 def _write_pixels(
-    path: Path, batches: Iterable[NDArray[np.uint8]], shape: tuple[int, int, int, int]
+    path: Path, parts: Iterable[NDArray[np.uint8]], shape: tuple[int, int, int, int]
 ) -> None:
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.flush()
-        for batch in batches:
-            write(file.fileno(), batch.data)
+        for part in parts:
+            write(file.fileno(), part.data)
 
 
 def _open_array(path: Path) -> NDArray[Any]:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    # A plain view: indexing a memmap object costs much more than indexing an array.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def _stamps(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
@@ -151,12 +162,18 @@ def _stamps(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
 
 
-def _digest(arrays: dict[str, NDArray[Any]]) -> str:
-    total = hashlib.sha256()
-    for name, array in arrays.items():
-        total.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        total.update(np.ascontiguousarray(array).data.cast("B"))
+def _hashes(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
+    return {name: _hash(array) for name, array in arrays.items()}
+
+
+def _hash(array: NDArray[Any]) -> str:
+    total = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    total.update(np.ascontiguousarray(array).view(np.uint8).data)
     return total.hexdigest()
+
+
+def _fingerprint(hashes: dict[str, str]) -> str:
+    return hashlib.sha256(f"{hashes['pixels']} {hashes['labels']}".encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Where a data set lies: a path, a mirror folder, this package, or the Hub.
 
-Nothing heavy is imported here: a cache hit needs to know the place, not to read it.
+Nothing heavy is imported here: a cache hit has to know the place, not to read it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from negmerge.errors import FileError, shown
+from negmerge.errors import FileError, printable, shown
 
 if TYPE_CHECKING:
     from negmerge.data.datasets import Source
@@ -26,7 +26,7 @@ class Local:
     path: Path
 
     def __str__(self) -> str:
-        return str(self.path)
+        return printable(str(self.path))
 
     def identity(self) -> object:
         """What changes when the data does: every file's name, size and time."""
@@ -40,14 +40,16 @@ class Local:
 
 @dataclass(frozen=True)
 class Hub:
-    """A data set on the Hugging Face Hub."""
+    """A data set on the Hugging Face Hub, and where it was sought before."""
 
+    name: str
     id: str
     config: str | None
     revision: str | None
+    sought: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        return self.id
+        return f"huggingface.co/datasets/{printable(self.id)}"
 
     def identity(self) -> object:
         """The set's address; without a revision, what was fetched first stays in use."""
@@ -60,28 +62,46 @@ def find(source: Source, root: Path | None = None, revision: str | None = None) 
     >>> from negmerge.data.datasets import resolve
     >>> find(resolve("fashion_small")).path.name
     'fashion_small'
+    >>> find(resolve("someone/birds", size=64), revision="v2")
+    Hub(name='someone/birds', id='someone/birds', config=None, revision='v2', sought=())
+
+    Args:
+        source: what to find.
+        root: folder of mirrors, `<root>/<name>` or `<root>/<Hub id>`; else `NEGMERGE_DATA`.
+        revision: branch, tag or commit on the Hub.
     """
-    for path in _candidates(source, root):
+    sought = _candidates(source, root)
+    for path in sought:
         if path.exists():
             inner = path / source.config if source.config else path
             return Local((inner if inner.is_dir() else path).resolve())
     if source.hub is None:
-        sought = ", ".join(shown(path) for path in _candidates(source, root))
-        raise FileError(f"data set {shown(source.name)}: not found; looked for {sought}")
-    return Hub(source.hub, source.config, revision)
+        places = ", ".join(shown(path) for path in sought)
+        raise FileError(f"data set {shown(source.name)}: not found; looked for {places}")
+    return Hub(source.name, source.hub, source.config, revision, tuple(sought))
 
 
 def _candidates(source: Source, root: Path | None) -> list[Path]:
-    embedded = ASSETS / source.name
     paths: list[Path] = []
+    embedded = ASSETS / source.name
     if source.hub is None and not embedded.is_dir():
         paths.append(Path(source.name).expanduser())
-    mirror = root or (Path(named) if (named := os.environ.get("NEGMERGE_DATA")) else None)
-    if mirror is not None:
-        paths += [mirror.expanduser() / name for name in (source.name, source.hub) if name]
+    if (mirrors := _mirrors(root)) is not None:
+        paths += [mirrors / name for name in (source.name, source.hub) if name]
     if embedded.is_dir():
         paths.append(embedded)
-    return paths
+    return list(dict.fromkeys(paths))
+
+
+def _mirrors(root: Path | None) -> Path | None:
+    named = os.environ.get("NEGMERGE_DATA")
+    if root is None and not named:
+        return None
+    folder = Path(root or named or "").expanduser()
+    if not folder.is_dir():
+        given = "data.root" if root is not None else "NEGMERGE_DATA"
+        raise FileError(f"{shown(folder)}: no such folder; {given} names a folder of data sets")
+    return folder
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,10 +5,10 @@ Rows are streamed: only the split that is wanted is fetched, and no second copy 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,18 +17,22 @@ from numpy.typing import NDArray
 
 from negmerge.data.decode import Picture
 from negmerge.data.places import Hub, Local
-from negmerge.errors import FileError, NegMergeError, shown
+from negmerge.errors import FileError, NegMergeError, printable, shown
 
-BATCH = 256
+BATCH = 64
+
+# `datasets` calls the splits of a folder without a card by one name for each of these.
+SAME = ({"train", "training"}, {"test", "testing"}, {"validation", "valid", "val", "dev"})
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Names of the columns to read, and whether another may stand in for a missing one."""
+class Columns:
+    """What the columns are called; one not in `exact` may be called otherwise in a mirror."""
 
     image: str
     label: str
     id: str | None
+    exact: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -42,54 +46,172 @@ class Rows:
 
 
 @contextmanager
-def open_rows(place: Local | Hub, wanted: Wanted, split: str) -> Iterator[Rows]:
-    """Read labels and ids of a split, and make its pictures ready to be read in batches."""
-    with _quiet(), TemporaryDirectory() as scratch:
+def open_rows(
+    place: Local | Hub, columns: Columns, split: str, splits: Sequence[str]
+) -> Iterator[Rows]:
+    """Read the labels and ids of a split, and make its pictures ready to be read in parts.
+
+    Args:
+        place: where the set lies.
+        columns: what to read.
+        split: the split to read.
+        splits: the splits whose labels make up the classes, if the set does not list them.
+    """
+    with _quiet(), TemporaryDirectory(prefix="negmerge-") as scratch:
         with _told(place):
-            table = _open(place, scratch)[split]
-            image = _column(table, wanted.image, "Image", place)
-            label = _column(table, wanted.label, "ClassLabel", place)
-            found = np.concatenate(
-                [batch[label].to_numpy() for batch in table.with_format("arrow").iter(BATCH)]
-            )
-        yield Rows(
-            labels=found.astype(np.int64),
-            ids=None,
-            classes=tuple(table.features[label].names),
-            pictures=_pictures(table, image, place),
-        )
+            tables = _open(place, splits, scratch)
+            name = _find_split(tables, split, place)
+            where = f"{place}: split {shown(name)}"
+            image = _find_column(tables[name], columns, "image", "Image", place)
+            label = _find_column(tables[name], columns, "label", "ClassLabel", place)
+            few = _only(tables, [label, columns.id], place, splits, scratch)
+            raw = _values(few[name], label)
+            if not raw:
+                raise FileError(f"{where}: has no images")
+            classes = getattr(tables[name].features[label], "names", None)
+            if classes is None:
+                others = [_same(few, other) for other in splits]
+                seen = {v for other in others if other for v in _values(few[other], label)}
+                raw, classes = _numbered(raw, seen, where)
+            labels = _checked(raw, classes, where)
+            ids = _ids(few[name], columns.id, image, place)
+        yield Rows(labels, ids, tuple(classes), _pictures(tables[name], image, place, where))
 
 
-def _open(place: Local | Hub, scratch: str) -> Any:
-    from datasets import load_dataset
+def _open(
+    place: Local | Hub, splits: Sequence[str], scratch: str, columns: list[str] | None = None
+) -> Any:
+    from datasets import config, load_dataset
 
+    options: dict[str, Any] = {"streaming": True, "cache_dir": scratch}
+    if columns is not None:
+        options["columns"] = columns
     if isinstance(place, Hub):
-        options = {"name": place.config, "revision": place.revision}
-        return load_dataset(place.id, streaming=True, cache_dir=scratch, **options)
+        if config.HF_HUB_OFFLINE:
+            raise ConnectionError("HF_HUB_OFFLINE is set")
+        return load_dataset(place.id, name=place.config, revision=place.revision, **options)
     if place.path.is_file():
-        chosen = {"train": place.path.name}
-        folder = str(place.path.parent)
-        return load_dataset(folder, data_files=chosen, streaming=True, cache_dir=scratch)
-    return load_dataset(str(place.path), streaming=True, cache_dir=scratch)
+        options["data_files"] = {splits[0]: place.path.name}
+        return load_dataset(str(place.path.parent), **options)
+    return load_dataset(str(place.path), data_files=_folders(place.path, splits), **options)
 
 
-def _column(table: Any, wanted: str, kind: str, place: Local | Hub) -> str:
-    if wanted in table.features:
+def _folders(path: Path, splits: Sequence[str]) -> dict[str, str] | None:
+    # Left to itself `datasets` takes any folder called train for one, also a class of the test.
+    for base in (path, path / "data"):
+        if any((base / split).is_dir() for split in splits):
+            inner = sorted(folder for folder in base.iterdir() if folder.is_dir())
+            return {f.name: f"{f.relative_to(path)}/**" for f in inner if f.name[0] != "."}
+    return None
+
+
+def _find_split(tables: Any, wanted: str, place: Local | Hub) -> str:
+    if (name := _same(tables, wanted)) is not None:
+        return name
+    there = ", ".join(shown(name) for name in tables)
+    raise FileError(f"{place}: no split {shown(wanted)}; there are: {there}")
+
+
+def _same(tables: Any, wanted: str) -> str | None:
+    if wanted in tables:
         return wanted
-    fitting = [name for name, value in table.features.items() if type(value).__name__ == kind]
-    if len(fitting) != 1:
-        there = ", ".join(shown(name) for name in table.features)
-        raise FileError(f"{place}: no column {shown(wanted)}; there are: {there}")
-    return fitting[0]
+    alike = next((names for names in SAME if wanted in names), set[str]())
+    return next((name for name in tables if name in alike), None)
 
 
-def _pictures(table: Any, image: str, place: Local | Hub) -> Iterator[list[Picture]]:
+def _find_column(table: Any, columns: Columns, field: str, kind: str, place: Local | Hub) -> str:
+    wanted = getattr(columns, field)
+    features = table.features or {}
+    if wanted in features:
+        return wanted
+    fitting = [name for name, value in features.items() if type(value).__name__ == kind]
+    if len(fitting) == 1 and field not in columns.exact:
+        return fitting[0]
+    there = ", ".join(f"{shown(name)} ({_kind(value)})" for name, value in features.items())
+    raise FileError(
+        f"{place}: no column {shown(wanted)} for the {field}s; there are: {there or 'none'}; "
+        f"name one with data.{field}"
+    )
+
+
+def _kind(feature: Any) -> str:
+    return printable(str(getattr(feature, "dtype", type(feature).__name__)))
+
+
+def _only(
+    tables: Any, wanted: list[str | None], place: Local | Hub, splits: Sequence[str], scratch: str
+) -> Any:
+    # Parquet can be read without the pictures; a folder of pictures has nothing to leave out.
+    first = next(iter(tables.values()))
+    present = [name for name in wanted if name is not None and name in first.features]
+    if first.info.builder_name != "parquet":
+        return tables
+    return _open(place, splits, scratch, present)
+
+
+def _values(table: Any, column: str) -> list[Any]:
+    batches = table.with_format("arrow").iter(1024)
+    return [value for batch in batches for value in batch[column].to_pylist()]
+
+
+def _numbered(raw: list[Any], seen: set[Any], where: str) -> tuple[list[Any], list[str]]:
+    given = {value for value in seen if not _missing(value)}
+    kinds = {type(value) for value in given}
+    if kinds and kinds not in ({str}, {int}):
+        found = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise FileError(f"{where}: labels are {found}, wanted names or whole numbers")
+    names = sorted(given)
+    places = {name: place for place, name in enumerate(names)}
+    return [places.get(value) for value in raw], [str(name) for name in names]
+
+
+def _missing(label: Any) -> bool:
+    return label is None or label == "" or (isinstance(label, int) and label < 0)
+
+
+def _checked(raw: list[Any], classes: Sequence[str], where: str) -> NDArray[np.int64]:
+    for index, label in enumerate(raw):
+        if _missing(label):
+            raise FileError(f"{where}: image {index} has no label; remove it or give it one")
+        if label >= len(classes):
+            wanted = f"wanted 0 to {len(classes) - 1}"
+            raise FileError(f"{where}: image {index} has label {label}, {wanted}")
+    return np.array(raw, dtype=np.int64)
+
+
+def _ids(table: Any, column: str | None, image: str, place: Local | Hub) -> NDArray[np.str_] | None:
+    if column is not None:
+        if column not in table.features:
+            there = ", ".join(shown(name) for name in table.features)
+            raise FileError(f"{place}: no column {shown(column)} for the ids; there are: {there}")
+        return np.array([str(value) for value in _values(table, column)])
+    if isinstance(place, Local) and table.info.builder_name == "imagefolder":
+        root = f"{place.path}/"
+        return np.array([cell["path"].replace(root, "") for cell in _values(table, image)])
+    return None
+
+
+def _pictures(table: Any, image: str, place: Local | Hub, where: str) -> Iterator[list[Picture]]:
     index = 0
     with _told(place):
+        # The file a parquet names is not looked up: it is a label, and could lead anywhere.
+        inside = table.info.builder_name == "parquet"
         for batch in table.with_format("arrow").iter(BATCH):
-            cells = batch[image].to_pylist()
-            yield [Picture(index + i, cell["bytes"], cell["path"]) for i, cell in enumerate(cells)]
-            index += len(cells)
+            part: list[Picture] = []
+            for cell in batch[image].to_pylist():
+                data, path = _content(cell, where, index)
+                name = f"{where}: image {index}" + (f" ({shown(path)})" if path else "")
+                part.append(Picture(name, data, None if inside else path))
+                index += 1
+            yield part
+
+
+def _content(cell: Any, where: str, index: int) -> tuple[bytes | None, str | None]:
+    if isinstance(cell, bytes):
+        return cell, None
+    if isinstance(cell, dict) and cell.keys() <= {"bytes", "path"}:
+        return cell.get("bytes"), cell.get("path")
+    raise FileError(f"{where}: image {index} is {type(cell).__name__}, wanted an encoded picture")
 
 
 @contextmanager
@@ -98,20 +220,25 @@ def _told(place: Local | Hub) -> Iterator[None]:
         yield
     except NegMergeError:
         raise
-    except Exception as error:
-        why = " ".join(str(error).split())
-        raise FileError(f"{place}: cannot be read: {why}") from error
+    except Exception as error:  # `datasets`, pyarrow, fsspec and the network each have their own
+        why = printable(" ".join(str(error).split())) or type(error).__name__
+        if isinstance(place, Local):
+            raise FileError(f"{place}: cannot be read: {why}") from error
+        looked = "".join(f"{shown(path)}, " for path in place.sought)
+        raise FileError(
+            f"data set {shown(place.name)}: looked for {looked}{place}: {why}; set data.root or "
+            f"NEGMERGE_DATA to a folder with {printable(place.name)}/train.parquet"
+        ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
     import datasets
 
-    shown_before = datasets.are_progress_bars_disabled()
+    were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if not shown_before:
+        if not were_off:
             datasets.enable_progress_bars()

@@ -11,11 +11,11 @@ Mode = Literal["auto", "json", "quiet"]
 
 
 class Progress(Protocol):
-    """Told how many bytes are done."""
+    """Told how much is done: bytes, or samples."""
 
     def __enter__(self) -> Progress: ...
     def __exit__(self, *error: object) -> None: ...
-    def stage(self, name: str, total: int) -> None: ...
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None: ...
     def advance(self, count: int) -> None: ...
 
 
@@ -26,7 +26,7 @@ class Quiet:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-    def stage(self, name: str, total: int) -> None: ...
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None: ...
     def advance(self, count: int) -> None: ...
 
 
@@ -36,8 +36,8 @@ class JsonLines(Quiet):
     def __enter__(self) -> JsonLines:
         return self
 
-    def stage(self, name: str, total: int) -> None:
-        self.name, self.total, self.done = name, total, 0
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None:
+        self.name, self.total, self.done, self.unit = name, total, 0, unit
         self.begun = self.said = time.monotonic()
 
     def advance(self, count: int) -> None:
@@ -49,19 +49,20 @@ class JsonLines(Quiet):
             line = {
                 "event": "progress",
                 "stage": self.name,
-                "bytes": self.done,
+                self.unit: self.done,
                 "total": self.total,
-                "bytes_per_second": round(rate),
+                f"{self.unit}_per_second": round(rate),
                 "seconds_remaining": round((self.total - self.done) / rate, 1) if rate else None,
             }
             print(json.dumps(line), file=sys.stderr, flush=True)
 
 
 class Bar(Quiet):
-    """A bar with bytes done, rate and time left; it appears once a job has taken a second."""
+    """A bar with what is done, how fast, and time left; it appears after a second of work."""
 
     def __init__(self) -> None:
         self.bar: Any = None
+        self.unit = "bytes"
         self.begun = time.monotonic()
 
     def __enter__(self) -> Bar:
@@ -71,8 +72,11 @@ class Bar(Quiet):
         if self.bar is not None:
             self.bar.stop()
 
-    def stage(self, name: str, total: int) -> None:
-        self.name, self.total, self.done, self.shown = name, total, 0, 0.0
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None:
+        if self.bar is not None and unit != self.unit:
+            self.bar.stop()
+            self.bar = None
+        self.name, self.total, self.done, self.shown, self.unit = name, total, 0, 0.0, unit
         if self.bar is not None:
             self.bar.reset(self.task, description=name, total=total)
 
@@ -90,17 +94,21 @@ class Bar(Quiet):
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
 
+        if self.unit == "bytes":
+            amounts = (DownloadColumn(), TransferSpeedColumn())
+        else:
+            amounts = (MofNCompleteColumn(), TextColumn(self.unit))
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            *amounts,
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,

@@ -63,16 +63,19 @@ class Source:
         if self.size < 1:
             raise OptionError(f"data set {shown(self.name)}: size {self.size}, wanted at least 1")
         if self.channels not in (1, 3):
-            raise OptionError(f"data set {shown(self.name)}: channels {self.channels}, wanted 1, 3")
-        for field, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != self.channels:
+            raise OptionError(
+                f"data set {shown(self.name)}: channels {self.channels}, wanted 1 or 3"
+            )
+        for field in SEVERAL:
+            if (count := len(getattr(self, field))) != self.channels:
                 raise OptionError(
-                    f"data set {shown(self.name)}: {field} has {len(values)} numbers, wanted "
+                    f"data set {shown(self.name)}: {field} has {count} numbers, wanted "
                     f"{self.channels}, one for each channel"
                 )
 
 
 datasets = Registry[Source]("data set")
+SEVERAL = ("mean", "std")  # a recipe gives them as lists
 
 
 def resolve(name: str, **overrides: Any) -> Source:
@@ -95,7 +98,7 @@ def resolve(name: str, **overrides: Any) -> Source:
     if unknown:
         fields = ", ".join(vars(source))
         raise OptionError(f"data set {shown(name)}: no field {min(unknown)!r}; there are: {fields}")
-    return replace(source, **overrides)
+    return replace(source, **{k: tuple(v) if k in SEVERAL else v for k, v in overrides.items()})
 
 
 def load(

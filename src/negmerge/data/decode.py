@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,9 @@ def _bytes(picture: Picture) -> bytes:
         return picture.data
     if picture.path is None:
         raise ValueError("there is neither content nor a file name")
-    import fsspec  # also reads inside archives and from the Hub, where `datasets` streams from
+    if "://" not in picture.path:
+        return Path(picture.path).read_bytes()
+    import fsspec  # an image folder on the Hub is listed, not fetched
 
     with fsspec.open(picture.path, "rb") as file:
         return file.read()  # pyright: ignore[reportAttributeAccessIssue]

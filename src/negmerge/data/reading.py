@@ -19,7 +19,8 @@ from negmerge.data.decode import Picture
 from negmerge.data.places import Hub, Local
 from negmerge.errors import FileError, NegMergeError, printable, shown
 
-BATCH = 64
+PICTURES_AT_ONCE = 64
+LABELS_AT_ONCE = 8192
 
 # `datasets` calls the splits of a folder without a card by one name for each of these.
 SAME = ({"train", "training"}, {"test", "testing"}, {"validation", "valid", "val", "dev"})
@@ -57,8 +58,9 @@ def open_rows(
         split: the split to read.
         splits: the splits whose labels make up the classes, if the set does not list them.
     """
-    with _quiet(), TemporaryDirectory(prefix="negmerge-") as scratch:
-        with _told(place):
+    with _quiet(), TemporaryDirectory(prefix="negmerge-") as temporary:
+        scratch = Path(temporary)
+        with _told(place, scratch):
             tables = _open(place, splits, scratch)
             name = _find_split(tables, split, place)
             where = f"{place}: split {shown(name)}"
@@ -74,26 +76,38 @@ def open_rows(
                 seen = {v for other in others if other for v in _values(few[other], label)}
                 raw, classes = _numbered(raw, seen, where)
             labels = _checked(raw, classes, where)
-            ids = _ids(few[name], columns.id, image, place)
-        yield Rows(labels, ids, tuple(classes), _pictures(tables[name], image, place, where))
+            ids = _ids(few[name], columns.id, image, place, scratch)
+        pictures = _pictures(tables[name], image, place, where, scratch)
+        yield Rows(labels, ids, tuple(classes), pictures)
 
 
 def _open(
-    place: Local | Hub, splits: Sequence[str], scratch: str, columns: list[str] | None = None
+    place: Local | Hub, splits: Sequence[str], scratch: Path, columns: list[str] | None = None
 ) -> Any:
     from datasets import config, load_dataset
 
-    options: dict[str, Any] = {"streaming": True, "cache_dir": scratch}
+    options: dict[str, Any] = {"streaming": True, "cache_dir": str(scratch / "cache")}
     if columns is not None:
-        options["columns"] = columns
+        options |= {"columns": columns, "batch_size": LABELS_AT_ONCE}
     if isinstance(place, Hub):
         if config.HF_HUB_OFFLINE:
             raise ConnectionError("HF_HUB_OFFLINE is set")
         return load_dataset(place.id, name=place.config, revision=place.revision, **options)
+    folder, data_files = _linked(place.path, scratch), _folders(place.path, splits)
     if place.path.is_file():
-        options["data_files"] = {splits[0]: place.path.name}
-        return load_dataset(str(place.path.parent), **options)
-    return load_dataset(str(place.path), data_files=_folders(place.path, splits), **options)
+        data_files = {splits[0]: "one.parquet"}
+    return load_dataset(str(folder), data_files=data_files, **options)
+
+
+def _linked(path: Path, scratch: Path) -> Path:
+    # `datasets` takes a [ or a :: in the name of the folder for a pattern, so it gets another name.
+    folder = scratch / "set"
+    if not folder.exists():
+        folder.mkdir()
+        inner = {"one.parquet": path} if path.is_file() else {p.name: p for p in path.iterdir()}
+        for name, target in inner.items():
+            (folder / name).symlink_to(target)
+    return folder
 
 
 def _folders(path: Path, splits: Sequence[str]) -> dict[str, str] | None:
@@ -139,7 +153,7 @@ def _kind(feature: Any) -> str:
 
 
 def _only(
-    tables: Any, wanted: list[str | None], place: Local | Hub, splits: Sequence[str], scratch: str
+    tables: Any, wanted: list[str | None], place: Local | Hub, splits: Sequence[str], scratch: Path
 ) -> Any:
     # Parquet can be read without the pictures; a folder of pictures has nothing to leave out.
     first = next(iter(tables.values()))
@@ -150,7 +164,7 @@ def _only(
 
 
 def _values(table: Any, column: str) -> list[Any]:
-    batches = table.with_format("arrow").iter(1024)
+    batches = table.with_format("arrow").iter(LABELS_AT_ONCE)
     return [value for batch in batches for value in batch[column].to_pylist()]
 
 
@@ -179,31 +193,40 @@ def _checked(raw: list[Any], classes: Sequence[str], where: str) -> NDArray[np.i
     return np.array(raw, dtype=np.int64)
 
 
-def _ids(table: Any, column: str | None, image: str, place: Local | Hub) -> NDArray[np.str_] | None:
+def _ids(
+    table: Any, column: str | None, image: str, place: Local | Hub, scratch: Path
+) -> NDArray[np.str_] | None:
     if column is not None:
         if column not in table.features:
             there = ", ".join(shown(name) for name in table.features)
             raise FileError(f"{place}: no column {shown(column)} for the ids; there are: {there}")
         return np.array([str(value) for value in _values(table, column)])
     if isinstance(place, Local) and table.info.builder_name == "imagefolder":
-        root = f"{place.path}/"
-        return np.array([cell["path"].replace(root, "") for cell in _values(table, image)])
+        root = f"{scratch / 'set'}/"
+        return np.array([cell["path"].removeprefix(root) for cell in _values(table, image)])
     return None
 
 
-def _pictures(table: Any, image: str, place: Local | Hub, where: str) -> Iterator[list[Picture]]:
+def _pictures(
+    table: Any, image: str, place: Local | Hub, where: str, scratch: Path
+) -> Iterator[list[Picture]]:
     index = 0
-    with _told(place):
+    with _told(place, scratch):
         # The file a parquet names is not looked up: it is a label, and could lead anywhere.
         inside = table.info.builder_name == "parquet"
-        for batch in table.with_format("arrow").iter(BATCH):
+        for batch in table.with_format("arrow").iter(PICTURES_AT_ONCE):
             part: list[Picture] = []
             for cell in batch[image].to_pylist():
                 data, path = _content(cell, where, index)
-                name = f"{where}: image {index}" + (f" ({shown(path)})" if path else "")
+                known = _known(path, place, scratch) if path else None
+                name = f"{where}: image {index}" + (f" ({shown(known)})" if known else "")
                 part.append(Picture(name, data, None if inside else path))
                 index += 1
             yield part
+
+
+def _known(text: str, place: Local | Hub, scratch: Path) -> str:
+    return text.replace(str(scratch / "set"), str(place))
 
 
 def _content(cell: Any, where: str, index: int) -> tuple[bytes | None, str | None]:
@@ -215,13 +238,14 @@ def _content(cell: Any, where: str, index: int) -> tuple[bytes | None, str | Non
 
 
 @contextmanager
-def _told(place: Local | Hub) -> Iterator[None]:
+def _told(place: Local | Hub, scratch: Path) -> Iterator[None]:
     try:
         yield
     except NegMergeError:
         raise
     except Exception as error:  # `datasets`, pyarrow, fsspec and the network each have their own
-        why = printable(" ".join(str(error).split())) or type(error).__name__
+        why = " ".join(str(error).split()) or type(error).__name__
+        why = printable(_known(why, place, scratch))
         if isinstance(place, Local):
             raise FileError(f"{place}: cannot be read: {why}") from error
         looked = "".join(f"{shown(path)}, " for path in place.sought)
@@ -234,11 +258,14 @@ def _told(place: Local | Hub) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     import datasets
+    from datasets.utils import logging
 
-    were_off = datasets.are_progress_bars_disabled()
+    loud, bars_off = logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told once, by us
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if not were_off:
+        logging.set_verbosity(loud)
+        if not bars_off:
             datasets.enable_progress_bars()

@@ -1,0 +1,224 @@
+"""Who belongs where: forget, retain, validation and test, seeded and fingerprinted.
+
+The original model is trained on exactly retain ∪ forget, so the two are cut from the same indices
+that it saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.data.draws import seed_of
+from negmerge.errors import FileError, OptionError, shown
+
+if TYPE_CHECKING:
+    from negmerge.data.datasets import Images
+    from negmerge.recipe import Forget
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Positions in the training set (retain, forget, validation) and in the test set (test)."""
+
+    retain: Indices
+    forget: Indices
+    validation: Indices
+    test: Indices
+    forgotten_class: int | None = None
+    """The class, if all of it is forgotten; the test set then is without it."""
+
+    @cached_property
+    def train(self) -> Indices:
+        """What the original model is trained on."""
+        return np.sort(np.concatenate([self.retain, self.forget]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same positions."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self.retain, self.forget, self.validation, self.test):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(part, "<i8").tobytes())
+        return digest.hexdigest()
+
+
+def make_splits(
+    train: Images,
+    test: Images,
+    forget: Forget,
+    validation: float = 0.0,
+    seed: int = 0,
+    limit: tuple[int | None, int | None] = (None, None),
+) -> Splits:
+    """Cut a data set.
+
+    validation: the share of each class that is held out of training.
+    limit: use so many training and test images only, the same share of each class.
+    """
+    rng = np.random.default_rng(seed_of("splits", seed))
+    usable = balanced(train.labels, limit[0], rng)
+    tested = balanced(test.labels, limit[1], rng)
+    held = balanced(train.labels[usable], round(validation * len(usable)), rng)
+    held_out = usable[held] if validation else usable[:0]
+    rest = np.setdiff1d(usable, held_out)
+    chosen, forgotten = chosen_to_forget(train, rest, forget, rng)
+    retain = np.setdiff1d(rest, chosen)
+    if forgotten is not None:
+        # A model that never saw a class cannot be asked for it.
+        tested = tested[test.labels[tested] != forgotten]
+        held_out = held_out[train.labels[held_out] != forgotten]
+    for name, part in {"forget": chosen, "retain": retain, "test": tested}.items():
+        if not len(part):
+            raise OptionError(f"split: the {name} set is empty; check split.forget and data.limit")
+    return Splits(retain, chosen, held_out, tested, forgotten)
+
+
+def chosen_to_forget(
+    train: Images, rest: Indices, forget: Forget, rng: np.random.Generator
+) -> tuple[Indices, int | None]:
+    """The positions to forget, in rising order, and the class if it is a whole one."""
+    if forget.fraction is not None:
+        count = max(round(forget.fraction * len(rest)), 1)
+        return np.sort(rng.choice(rest, count, replace=False)), None
+    if forget.class_ is not None:
+        label = class_index(forget.class_, train.classes)
+        members = rest[train.labels[rest] == label]
+        if forget.count is None or forget.count >= len(members):
+            return members, label
+        return np.sort(rng.choice(members, forget.count, replace=False)), None
+    path = forget.indices or forget.ids
+    assert path is not None, "the recipe names one way to choose"
+    lines = read_lines(path)
+    if forget.indices is not None:
+        wanted = positions_from(lines, path, len(train))
+    else:
+        wanted = positions_of(lines, path, train.ids)
+    outside = np.setdiff1d(wanted, rest)
+    if len(outside):
+        raise OptionError(
+            f"{path}: {len(outside)} of {len(wanted)} records are not in the training data of this "
+            f"run, the first is position {outside[0]}; they were held out or left out by a limit"
+        )
+    return wanted, None
+
+
+def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
+    """The number of a class given by number or name.
+
+    >>> class_index("cat", ("dog", "cat")), class_index(0, ("dog", "cat"))
+    (1, 0)
+    """
+    if isinstance(wanted, str) and wanted in classes:
+        return classes.index(wanted)
+    if str(wanted).isdigit() and int(wanted) < len(classes):
+        return int(wanted)
+    names = ", ".join(f"{i} {shown(c, 40)}" for i, c in enumerate(classes[:20]))
+    raise OptionError(f"split.forget.class {wanted!r}: no such class; there are: {names}")
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a list, without blanks and comments."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: cannot be read as a list of records: {error}") from error
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise FileError(f"{path}: lists no records; wanted one per line")
+    return found
+
+
+def positions_from(lines: list[str], path: Path, size: int) -> Indices:
+    """Positions written as numbers, each once."""
+    for number, line in enumerate(lines, 1):
+        if not (line.isascii() and line.isdigit() and int(line) < size):
+            raise OptionError(
+                f"{path}: record {number} is {shown(line, 40)}, wanted a position from 0 to "
+                f"{size - 1}"
+            )
+    found = np.array([int(line) for line in lines], np.int64)
+    return _once(found, path)
+
+
+def positions_of(lines: list[str], path: Path, ids: NDArray[Any] | None) -> Indices:
+    """The positions of records named by id, each once."""
+    if ids is None:
+        raise OptionError(f"{path}: this data set has no ids; set data.id to its column of ids")
+    where: Mapping[str, int] = {str(name): i for i, name in enumerate(ids)}
+    lost = [line for line in lines if line not in where]
+    if lost:
+        raise OptionError(
+            f"{path}: {len(lost)} of {len(lines)} ids are not in the training set, the first is "
+            f"{shown(lost[0], 40)}"
+        )
+    return _once(np.array([where[line] for line in lines], np.int64), path)
+
+
+def _once(found: Indices, path: Path) -> Indices:
+    unique = np.unique(found)
+    if len(unique) < len(found):
+        raise OptionError(f"{path}: {len(found) - len(unique)} records are listed twice")
+    return unique
+
+
+def balanced(labels: NDArray[Any], count: int | None, rng: np.random.Generator) -> Indices:
+    """Positions of `count` samples in rising order, as many of each class as its share gives.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> labels[balanced(labels, 3, np.random.default_rng(0))].tolist()
+    [0, 0, 1]
+    """
+    if count is None or count >= len(labels):
+        return np.arange(len(labels))
+    if count <= 0:
+        return np.arange(0)
+    order = rng.permutation(len(labels))
+    # Each sample's rank within its class, as a share of the class: the smallest shares are taken.
+    shares = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        shares[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.sort(order[np.argsort(shares[order], kind="stable")[:count]])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which samples choose λ and which are reported; disjoint unless λ may look (`oracle`)."""
+
+    retain: Indices
+    forget: Indices
+    holdout: Indices
+    """From the training set if there is validation data, else from the test set."""
+    holdout_from: str
+    report_retain: Indices
+    report_forget: Indices
+    report_test: Indices
+
+
+def divide(splits: Splits, samples: int, seed: int) -> Parts:
+    """Set samples apart for the choice of λ: at most `samples` and half of each set."""
+    rng = np.random.default_rng(seed_of("choice", seed))
+
+    def cut(part: Indices) -> tuple[Indices, Indices]:
+        count = min(samples, len(part) // 2)
+        picked = np.sort(rng.choice(part, count, replace=False))
+        return picked, np.setdiff1d(part, picked)
+
+    retain, report_retain = cut(splits.retain)
+    forget, report_forget = cut(splits.forget)
+    if len(splits.validation):
+        holdout, holdout_from, report_test = splits.validation, "validation", splits.test
+    else:
+        (holdout, report_test), holdout_from = cut(splits.test), "test"
+    return Parts(retain, forget, holdout, holdout_from, report_retain, report_forget, report_test)

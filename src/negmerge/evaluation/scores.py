@@ -1,0 +1,63 @@
+"""Scores from predictions: accuracies with intervals, membership inference, gap to retraining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+from negmerge.errors import ValueRangeError
+from negmerge.evaluation.mia import mia_efficacy
+from negmerge.evaluation.predictions import Predictions
+
+METRICS = ("acc_retain", "acc_forget", "acc_test", "mia")
+Z = 1.959963984540054  # of a two-sided 95 % interval
+
+
+def accuracy(found: Predictions) -> float:
+    """The share of correct answers in percent.
+
+    >>> import numpy as np
+    >>> accuracy(Predictions(np.ones(4, np.float32), np.array([True, True, True, False])))
+    75.0
+    """
+    if not len(found):
+        raise ValueRangeError("accuracy of no samples: the set is empty")
+    return 100 * int(found.correct.sum()) / len(found)
+
+
+def interval(percent: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share in percent of n samples (Wilson), also near 0 and 100.
+
+    >>> [round(x, 2) for x in interval(100.0, 1000)]
+    [99.62, 100.0]
+    """
+    share = percent / 100
+    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z * sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
+    return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
+
+
+def score(retain: Predictions, forget: Predictions, test: Predictions) -> dict[str, Any]:
+    """The paper's four numbers of one model, in percent, with 95 % intervals and sample counts."""
+    values: dict[str, Any] = {
+        "acc_retain": accuracy(retain),
+        "acc_forget": accuracy(forget),
+        "acc_test": accuracy(test),
+        "mia": mia_efficacy(retain.confidence, test.confidence, forget.confidence),
+    }
+    sizes = {"acc_retain": len(retain), "acc_forget": len(forget), "acc_test": len(test)}
+    sizes["mia"] = len(forget)
+    values["intervals"] = {m: list(interval(values[m], sizes[m])) for m in METRICS}
+    values["samples"] = {"retain": len(retain), "forget": len(forget), "test": len(test)}
+    return values
+
+
+def avg_gap(scores: Mapping[str, Any], retrain: Mapping[str, Any]) -> float:
+    """The mean distance to the retrained model over the four metrics.
+
+    >>> ours = dict(zip(METRICS, (99.15, 93.13, 93.45, 11.99)))
+    >>> round(avg_gap(ours, dict(zip(METRICS, (100.0, 95.0, 95.0, 12.0)))), 2)
+    1.07
+    """
+    return sum(abs(scores[m] - retrain[m]) for m in METRICS) / len(METRICS)

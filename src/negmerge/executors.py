@@ -1,0 +1,126 @@
+"""Where work runs: in this process, or in local processes, behind one `map`.
+
+Work is a function of (context, item, advance). The context, such as data and a network, is made
+once in each worker; items and results are small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol
+
+from negmerge.errors import NegMergeError
+
+Advance = Callable[[int], None]
+Work = Callable[[Any, Any, Advance], Any]
+
+
+class Executor(Protocol):
+    """Maps work over items; results come as they are done, with the item's place."""
+
+    def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]: ...
+    def __enter__(self) -> Executor: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+class InProcess:
+    """One item after another, here.
+
+    >>> with InProcess(10) as executor:
+    ...     list(executor.map(lambda base, item, advance: base + item, [1, 2], print))
+    [(0, 11), (1, 12)]
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]:
+        for place, item in enumerate(items):
+            yield place, work(self.context, item, advance)
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class LocalProcesses:
+    """As many processes as workers, each with its share of the cores.
+
+    make: called in each process, gives the context; it and the items are sent there, so they must
+        be plain data and module-level functions.
+    threads: of each process; two processes of one thread train more than one process of two.
+    """
+
+    def __init__(self, make: Callable[[], Any], workers: int, threads: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.counts: Any = spawn.SimpleQueue()
+        start = (make, threads, self.counts, os.getpid())
+        self.pool = ProcessPoolExecutor(workers, spawn, _start, start)
+
+    def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]:
+        places: dict[Future[Any], int] = {}
+        try:
+            for place, item in enumerate(items):
+                places[self.pool.submit(_work, work, item)] = place
+            pending = set(places)
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                while not self.counts.empty():
+                    advance(self.counts.get())
+                for future in done:
+                    yield places[future], future.result()
+        except BrokenProcessPool:
+            raise NegMergeError(
+                "a worker process died: it was killed, or memory ran out (fewer workers need less);"
+                " run the same command again, it goes on where it stopped"
+            ) from None
+
+    def __enter__(self) -> LocalProcesses:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is not None:
+            # Interrupted or failed: what is being trained is saved in its own files; do not wait.
+            for process in multiprocessing.active_children():
+                process.terminate()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def thread_split(workers: int | None, cores: int, jobs: int) -> tuple[int, int]:
+    """How many processes, and threads in each: one thread each unless there are too few jobs.
+
+    >>> thread_split(None, 8, 27), thread_split(None, 8, 2), thread_split(3, 8, 27)
+    ((8, 1), (2, 4), (3, 2))
+    """
+    processes = max(min(cores, jobs) if workers is None else workers, 1)
+    return processes, max(cores // processes, 1)
+
+
+_context: Any = None
+_counts: Any = None
+
+
+def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int) -> None:
+    """Prepare a worker: it dies with its parent and leaves interrupts to it."""
+    global _context, _counts
+    death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch
+
+    torch.set_num_threads(threads)
+    _counts = counts
+    _context = make()
+
+
+def _work(work: Work, item: Any) -> Any:
+    return work(_context, item, _counts.put)

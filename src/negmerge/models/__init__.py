@@ -1,0 +1,1 @@
+"""Networks: classifiers by name, their weights from files."""

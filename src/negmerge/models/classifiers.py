@@ -1,0 +1,149 @@
+"""Classifiers by name. ◄ ADD A BACKBONE: one function and one line of the registry.
+
+Networks take pixels in [0, 1] and normalise them in a forward hook, so that the names of their
+weights are those of torchvision and a file of theirs loads anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from negmerge.registry import Registry
+
+Builder = Callable[[int, int], nn.Module]
+"""From the number of classes and of input channels to a network."""
+
+models: Registry[Builder] = Registry("model")
+
+
+def create(
+    name: str, classes: int, channels: int, mean: Sequence[float], std: Sequence[float]
+) -> nn.Module:
+    """Build a network with fresh weights from torch's current random state.
+
+    >>> network = create("resnet_small", 10, 1, [0.5], [0.25])
+    >>> network(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+
+    classes: outputs. channels: of the input images. mean, std: of the pixels, by channel.
+    """
+    network = models.get(name)(classes, channels)
+    shift = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
+    scale = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
+
+    def normalise(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        pixels = inputs[0]
+        return ((pixels - shift.to(pixels.device)) / scale.to(pixels.device), *inputs[1:])
+
+    network.register_forward_pre_hook(normalise)
+    return network
+
+
+def final_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+    """The name and the module of the last linear layer, which gives the logits.
+
+    >>> final_linear(models.get("resnet_small")(10, 3))[0]
+    'fc'
+    """
+    found = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)]
+    if not found:
+        from negmerge.errors import MismatchError
+
+        raise MismatchError(f"{type(network).__name__}: has no linear layer to end in")
+    return found[-1]
+
+
+# ------------------------------------------------------------------------------------ architectures
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with BatchNorm and a shortcut."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or width_in != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x if self.downsample is None else self.downsample(x)
+        x = torch.relu_(self.bn1(self.conv1(x)))
+        return torch.relu_(self.bn2(self.conv2(x)) + kept)
+
+
+class SmallResNet(nn.Module):
+    """A ResNet for desks without a GPU: a strided stem, then one block at each of three widths."""
+
+    def __init__(self, classes: int, channels: int, width: int = 16) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = Block(width, width, 1)
+        self.layer2 = Block(width, 2 * width, 2)
+        self.layer3 = Block(2 * width, 4 * width, 2)
+        self.fc = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu_(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+def resnet18(classes: int, channels: int, small: bool) -> nn.Module:
+    """torchvision's ResNet-18; for small images a 3×3 stem with stride 1 and no pooling."""
+    from torchvision.models import resnet18 as make
+
+    network = make(num_classes=classes)
+    if small:
+        network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        network.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    elif channels != 3:
+        network.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    return network
+
+
+def vgg16_bn(classes: int, channels: int) -> nn.Module:
+    """torchvision's VGG-16 with BatchNorm and the small head of the CIFAR protocols."""
+    from torchvision.models import vgg16_bn as make
+
+    network = make(num_classes=classes)
+    network.avgpool = nn.AdaptiveAvgPool2d((2, 2))
+    network.classifier = nn.Sequential(
+        nn.Linear(512 * 2 * 2, 256),
+        nn.ReLU(True),
+        nn.Dropout(),
+        nn.Linear(256, 256),
+        nn.ReLU(True),
+        nn.Dropout(),
+        nn.Linear(256, classes),
+    )
+    if channels != 3:
+        network.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
+    return network
+
+
+def swin_t(classes: int, channels: int) -> nn.Module:
+    """torchvision's Swin-T."""
+    from torchvision.models import swin_t as make
+
+    network = make(num_classes=classes)
+    if channels != 3:
+        network.features[0][0] = nn.Conv2d(channels, 96, 4, stride=4)  # pyright: ignore[reportIndexIssue]
+    return network
+
+
+models.register("resnet_small", SmallResNet)
+models.register("resnet18", partial(resnet18, small=True))
+models.register("resnet18_imagenet", partial(resnet18, small=False))
+models.register("vgg16_bn", vgg16_bn)
+models.register("swin_t", swin_t)

@@ -1,0 +1,108 @@
+"""Trainings by content: the original, the retrained model, and the pool of fine-tuned members.
+
+A job's id is a hash of everything its weights depend on; a file that carries the id is the result,
+whoever made it and whenever. A job in progress keeps its state in a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from negmerge.data.draws import seed_of
+from negmerge.data.feeds import Feed
+from negmerge.errors import FileError, NegMergeError
+from negmerge.executors import Advance
+from negmerge.files import write_file
+from negmerge.hyperparameters import HyperParameters
+from negmerge.models.weights import metadata_of, save_model
+from negmerge.scenario import Part, Scenario, identity
+from negmerge.training import VERSION, train
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    title: for people. part: the data it sees. start: weights to start from; fresh ones if None.
+    out: the model file; beside it goes a `.json` with what the training cost.
+    state: the file that keeps the training while it runs.
+    """
+
+    id: str
+    title: str
+    part: Part
+    settings: HyperParameters
+    seed: int
+    start: Path | None
+    out: Path
+    state: Path
+
+    @property
+    def record(self) -> Path:
+        return self.out.with_suffix(".json")
+
+    def done(self) -> bool:
+        """Whether the result is there: a whole file with this id, and its record."""
+        if not (self.out.exists() and self.record.exists()):
+            return False
+        try:
+            return metadata_of(self.out).get("id") == self.id
+        except FileError:
+            return False
+
+    def renamed(self, name: str) -> Job:
+        """The same job under another id."""
+        return replace(self, id=name, state=self.state.with_name(name))
+
+    def cost(self) -> dict[str, Any]:
+        """What the training cost."""
+        return json.loads(self.record.read_text())
+
+
+def make_job(
+    scenario: Scenario,
+    title: str,
+    part: Part,
+    settings: HyperParameters,
+    out: Callable[[str], Path],
+    states: Path,
+    start: tuple[Path, str] | None = None,
+) -> Job:
+    """A training with its id and seed.
+
+    out: from the id to the model file. start: a file of weights and its id.
+    """
+    content = settings.model_dump(mode="json")
+    depends = [scenario.identity, part, content, None if start is None else start[1]]
+    init = scenario.recipe.model.init
+    if start is None and init is not None:
+        depends.append([str(init), init.stat().st_size])
+    seed = seed_of("training", scenario.recipe.seed, identity(*depends))
+    name = identity(*depends, seed, VERSION)
+    weights = None if start is None else start[0]
+    return Job(name, title, part, settings, seed, weights, out(name), states / name)
+
+
+def run_job(scenario: Scenario, job: Job, advance: Advance) -> None:
+    """Train, or go on training; the record and then the model appear, and the state goes."""
+    network = scenario.network(job.start, job.seed)
+    feed: Feed = scenario.training_feed(job.part)
+    try:
+        cost = train(network, feed, job.settings, job.seed, state=job.state, advance=advance)
+    except NegMergeError as error:
+        raise type(error)(f"{job.title}: {error}") from None
+    settings = job.settings.model_dump(mode="json")
+    record = {"id": job.id, "title": job.title, "settings": settings} | vars(cost)
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(job.record, json.dumps(record, indent=1).encode())
+    save_model(job.out, network, {"id": job.id, "title": job.title, "settings": settings})
+    job.state.unlink(missing_ok=True)
+
+
+def samples_of(scenario: Scenario, job: Job) -> int:
+    """How many samples a training will process."""
+    return job.settings.epochs * len(scenario.training_feed(job.part))

@@ -1,0 +1,157 @@
+"""One unlearning problem: a network and its data, cut into the parts that each step may see."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from negmerge.data.datasets import Images, Source, load, resolve
+from negmerge.data.draws import seed_of
+from negmerge.data.feeds import Feed, ImageFeed
+from negmerge.data.splits import Parts, Splits, divide, make_splits
+from negmerge.models.classifiers import create, final_linear
+from negmerge.models.weights import load_model
+from negmerge.progress import Progress
+from negmerge.recipe import Recipe
+
+Part = Literal["train", "retain", "forget", "test"]
+Use = Literal["all", "choose", "report"]
+
+
+def identity(*parts: object) -> str:
+    """A short name for content: the same parts, the same name.
+
+    >>> identity("a", {"lr": 0.1}) == identity("a", {"lr": 0.1})
+    True
+    """
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Scenario:
+    """The problem a recipe describes; data is opened when it is first needed."""
+
+    def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
+        self.recipe, self.progress = recipe, progress
+        self.looks = recipe.criterion == "oracle"
+
+    # ----------------------------------------------------------------------------------------- data
+
+    @cached_property
+    def source(self) -> Source:
+        """Where the data is and how it looks."""
+        data = self.recipe.data
+        named = {k: getattr(data, k) for k in ("size", "image", "label", "id", "train", "test")}
+        return resolve(data.name, **{k: v for k, v in named.items() if v is not None})
+
+    @cached_property
+    def images(self) -> tuple[Images, Images]:
+        """Training and test images."""
+        data = self.recipe.data
+        options: dict[str, Any] = {"root": data.root, "revision": data.revision}
+        options["progress"] = self.progress
+        return load(self.source, "train", **options), load(self.source, "test", **options)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Who belongs where."""
+        recipe, limit = self.recipe, self.recipe.data.limit
+        return make_splits(
+            *self.images,
+            recipe.split.forget,
+            recipe.split.validation,
+            recipe.seed,
+            (limit.train, limit.test),
+        )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Who chooses λ, who is reported."""
+        return divide(self.splits, self.recipe.search.samples, self.recipe.seed)
+
+    def training_feed(self, part: Part) -> Feed:
+        """What a training may see."""
+        indices = {"train": self.splits.train, "retain": self.splits.retain}
+        indices["forget"] = self.splits.forget
+        return ImageFeed(self.images[0], indices[part], self.source.crop, self.source.flip)
+
+    def scoring_feeds(self, use: Use) -> dict[str, Feed]:
+        """What an evaluation runs over: everything, what chooses λ, or what is reported."""
+        splits, parts = self.splits, self.parts
+        train, test = self.images
+        if use == "all" or self.looks:
+            found = {
+                "retain": (train, splits.retain),
+                "forget": (train, splits.forget),
+                "test": (test, splits.test),
+            }
+        elif use == "choose":
+            found = {
+                "retain": (train, parts.retain),
+                "forget": (train, parts.forget),
+                "holdout": (test if parts.holdout_from == "test" else train, parts.holdout),
+            }
+        else:
+            found = {
+                "retain": (train, parts.report_retain),
+                "forget": (train, parts.report_forget),
+                "test": (test, parts.report_test),
+            }
+        return {name: ImageFeed(images, where) for name, (images, where) in found.items()}
+
+    # -------------------------------------------------------------------------------------- network
+
+    def network(self, weights: Path | None = None, seed: int = 0) -> nn.Module:
+        """The network, with a file's weights or with fresh ones (or the recipe's `init`)."""
+        source = self.source
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of("weights", seed))
+            network = create(
+                self.recipe.model.name,
+                len(self.images[0].classes),
+                source.channels,
+                source.mean,
+                source.std,
+            )
+        if weights is not None:
+            load_model(weights, network)
+        elif self.recipe.model.init is not None:
+            load_model(self.recipe.model.init, network, new_head=final_linear(network)[0])
+        return network.to(device)
+
+    @cached_property
+    def identity(self) -> list[Any]:
+        """What every model of this problem depends on."""
+        data = [images.fingerprint for images in self.images]
+        return [data, self.splits.fingerprint, self.recipe.model.name]
+
+    def describe(self) -> dict[str, Any]:
+        """The sizes of all parts, for the record."""
+        splits, parts = self.splits, self.parts
+        sizes = {
+            "retain": len(splits.retain),
+            "forget": len(splits.forget),
+            "validation": len(splits.validation),
+            "test": len(splits.test),
+        }
+        chosen_on = {"retain": len(parts.retain), "forget": len(parts.forget)}
+        chosen_on[f"holdout ({parts.holdout_from})"] = len(parts.holdout)
+        return {
+            "data": self.source.name,
+            "classes": len(self.images[0].classes),
+            "forgotten_class": None
+            if splits.forgotten_class is None
+            else self.images[0].classes[splits.forgotten_class],
+            "sizes": sizes,
+            "chosen_on": "the reported data" if self.looks else chosen_on,
+            "fingerprint": splits.fingerprint,
+            "labels": np.bincount(self.images[0].labels[splits.forget]).tolist(),
+        }

@@ -1,0 +1,205 @@
+"""The only training loop; what is minimised is an argument.
+
+Every random number follows from (seed, epoch, step or sample), the learning rate from the step
+alone; so the state on disk is weights, optimiser moments and the position, and a killed training
+goes on bit for bit where it was last saved.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from negmerge.data.draws import seed_of
+from negmerge.data.feeds import Batch, Feed, batches_of, steps_of
+from negmerge.errors import ValueRangeError
+from negmerge.hyperparameters import HyperParameters
+from negmerge.models.weights import load_tensors, save_tensors
+
+VERSION = 1
+"""Of this loop: raised when the same settings give other weights, so that nothing old is reused."""
+
+SAVE_EVERY = 15.0
+"""Seconds between two saves of a training in progress."""
+
+Objective = Callable[[nn.Module, Batch], Tensor]
+Adjust = Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training cost: samples processed, seconds of work, the mean loss of the last epoch."""
+
+    samples: int
+    seconds: float
+    loss: float
+
+
+def cross_entropy(settings: HyperParameters) -> Objective:
+    """The usual loss, with the label smoothing of the settings."""
+
+    def objective(model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(
+            model(inputs).float(), targets, label_smoothing=settings.label_smoothing
+        )
+
+    return objective
+
+
+def train(
+    model: nn.Module,
+    feed: Feed,
+    settings: HyperParameters,
+    seed: int,
+    *,
+    objective: Objective | None = None,
+    state: Path | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Trained:
+    """Train a model in place.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from negmerge.data.feeds import DatasetFeed
+    >>> feed = DatasetFeed(TensorDataset(torch.randn(8, 2), torch.arange(8) % 2))
+    >>> train(nn.Linear(2, 2), feed, HyperParameters(epochs=3, batch=4), seed=0).samples
+    24
+
+    feed: where batches come from. settings, seed: decide everything that is random.
+    objective: (model, batch) → loss; cross-entropy if not given.
+    state: a file that keeps a training in progress; if it is there, the training goes on from it.
+    advance: told the number of samples of each step.
+    """
+    objective = objective or cross_entropy(settings)
+    device = next(model.parameters()).device
+    model.to(memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    optimizer = make_optimizer(model, settings)
+    steps = steps_of(len(feed), settings.batch)
+    total = steps * settings.epochs
+    place = Position()
+    if state is not None and state.exists():
+        place = load_state(state, model, optimizer)
+        advance(place.samples)
+    begun = saved = time.monotonic()
+    spent = place.seconds
+    with deterministic():
+        for epoch in range(place.step // steps, settings.epochs):
+            batches = batches_of(len(feed), settings, seed, epoch)
+            for step in range(place.step % steps, steps):
+                rate = settings.rate(place.step, total)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                picked = batches[step]
+                inputs, targets = feed.train_batch(
+                    picked, seed_of("augment", seed, epoch), settings.augment
+                )
+                torch.manual_seed(seed_of("step", seed, place.step))  # dropout, stochastic depth
+                with torch.autocast(
+                    device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
+                ):
+                    loss = objective(model, (inputs.to(device), targets.to(device)))
+                optimizer.zero_grad()
+                loss.backward()
+                if settings.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+                optimizer.step()
+                place.took(step, steps, len(picked), float(loss.detach()))
+                advance(len(picked))
+                if state is not None and time.monotonic() - saved > SAVE_EVERY:
+                    place.seconds = spent + time.monotonic() - begun
+                    save_state(state, model, optimizer, place)
+                    saved = time.monotonic()
+    check_finite(model)
+    return Trained(place.samples, spent + time.monotonic() - begun, place.loss_sum / steps)
+
+
+@dataclass
+class Position:
+    """How far a training is."""
+
+    step: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    """Of the current epoch."""
+    seconds: float = 0.0
+
+    def took(self, step: int, steps: int, samples: int, loss: float) -> None:
+        """Count a step; a loss that is not finite ends the training."""
+        if not abs(loss) < float("inf"):
+            raise ValueRangeError(
+                f"training diverged: the loss is {loss} at step {self.step}; "
+                "use a smaller learning rate"
+            )
+        self.loss_sum = loss if step == 0 else self.loss_sum + loss
+        self.step += 1
+        self.samples += samples
+
+
+def make_optimizer(model: nn.Module, settings: HyperParameters) -> torch.optim.Optimizer:
+    """SGD or AdamW over the weights that require a gradient."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(weights, settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        weights, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Only algorithms that repeat, for the block; torch's random state is given back after it."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse a model that diverged without the loss showing it."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueRangeError(
+                f"training diverged: {name!r} is not finite; use a smaller learning rate"
+            )
+
+
+# ------------------------------------------------------------------------------ a training on disk
+
+
+def save_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, place: Position
+) -> None:
+    """Write weights, moments and position, atomically."""
+    tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
+    for index, moments in optimizer.state_dict()["state"].items():
+        for kind, value in moments.items():
+            if value is not None:
+                tensors[f"optimizer.{index}.{kind}"] = torch.as_tensor(value)
+    save_tensors(path, tensors, {"position": json.dumps(vars(place))})
+
+
+def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
+    """Take up a training where it was saved."""
+    tensors, metadata = load_tensors(path)
+    model.load_state_dict(
+        {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    )
+    moments: dict[int, dict[str, Any]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, kind = key.split(".", 2)
+            moments.setdefault(int(index), {})[kind] = value
+    whole = optimizer.state_dict()
+    optimizer.load_state_dict({"state": moments, "param_groups": whole["param_groups"]})
+    return Position(**json.loads(metadata["position"]))

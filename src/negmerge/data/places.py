@@ -30,7 +30,7 @@ class Local:
 
     def identity(self) -> object:
         """What changes when the data does: every file's name, size and time."""
-        found = sorted(_files(self.path)) if self.path.is_dir() else [self.path]
+        found = sorted(files_of(self.path)) if self.path.is_dir() else [self.path]
         stats = [(path, path.stat()) for path in found]
         return [str(self.path)] + [
             [str(path.relative_to(self.path)), stat.st_size, stat.st_mtime_ns]
@@ -104,7 +104,8 @@ def _mirrors(root: Path | None) -> Path | None:
     return folder
 
 
-def _files(folder: Path) -> list[Path]:
+def files_of(folder: Path) -> list[Path]:
+    """All files under a folder but the hidden ones."""
     found: list[Path] = []
     for here, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.data.decode import Picture
-from negmerge.data.places import Hub, Local
+from negmerge.data.places import Hub, Local, files_of
 from negmerge.errors import FileError, NegMergeError, printable, shown
 
 PICTURES_AT_ONCE = 64
 LABELS_AT_ONCE = 8192
+
+# Where the name of a folder has one of these, `datasets` takes it for a pattern.
+PATTERNS = ("[", "*", "?", "{", "::", "://")
 
 # `datasets` calls the splits of a folder without a card by one name for each of these.
 SAME = ({"train", "training"}, {"test", "testing"}, {"validation", "valid", "val", "dev"})
@@ -93,29 +96,34 @@ def _open(
         if config.HF_HUB_OFFLINE:
             raise ConnectionError("HF_HUB_OFFLINE is set")
         return load_dataset(place.id, name=place.config, revision=place.revision, **options)
-    folder, data_files = _linked(place.path, scratch), _folders(place.path, splits)
+    folder, data_files = str(place.path), _folders(place.path, splits)
     if place.path.is_file():
-        data_files = {splits[0]: "one.parquet"}
-    return load_dataset(str(folder), data_files=data_files, **options)
+        folder, data_files = (
+            _linked({"one.parquet": place.path}, scratch),
+            {splits[0]: "one.parquet"},
+        )
+    elif any(sign in folder for sign in PATTERNS):
+        inner = files_of(place.path)
+        folder = _linked({str(file.relative_to(folder)): file for file in inner}, scratch)
+    return load_dataset(folder, data_files=data_files, **options)
 
 
-def _linked(path: Path, scratch: Path) -> Path:
-    # `datasets` takes a [ or a :: in the name of the folder for a pattern, so it gets another name.
+def _linked(targets: dict[str, Path], scratch: Path) -> str:
     folder = scratch / "set"
-    if not folder.exists():
-        folder.mkdir()
-        inner = {"one.parquet": path} if path.is_file() else {p.name: p for p in path.iterdir()}
-        for name, target in inner.items():
+    for name, target in targets.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if not (folder / name).is_symlink():
             (folder / name).symlink_to(target)
-    return folder
+    return str(folder)
 
 
 def _folders(path: Path, splits: Sequence[str]) -> dict[str, str] | None:
     # Left to itself `datasets` takes any folder called train for one, also a class of the test.
     for base in (path, path / "data"):
         if any((base / split).is_dir() for split in splits):
-            inner = sorted(folder for folder in base.iterdir() if folder.is_dir())
-            return {f.name: f"{f.relative_to(path)}/**" for f in inner if f.name[0] != "."}
+            names = sorted({*splits}.union(*SAME))
+            found = [base / name for name in names if (base / name).is_dir()]
+            return {folder.name: f"{folder.relative_to(path)}/**" for folder in found}
     return None
 
 
@@ -202,8 +210,8 @@ def _ids(
             raise FileError(f"{place}: no column {shown(column)} for the ids; there are: {there}")
         return np.array([str(value) for value in _values(table, column)])
     if isinstance(place, Local) and table.info.builder_name == "imagefolder":
-        root = f"{scratch / 'set'}/"
-        return np.array([cell["path"].removeprefix(root) for cell in _values(table, image)])
+        paths = [_known(cell["path"], place, scratch) for cell in _values(table, image)]
+        return np.array([path.removeprefix(f"{place.path}/") for path in paths])
     return None
 
 
@@ -226,7 +234,7 @@ def _pictures(
 
 
 def _known(text: str, place: Local | Hub, scratch: Path) -> str:
-    return text.replace(str(scratch / "set"), str(place))
+    return text.replace(str(scratch / "set"), str(place.path)) if isinstance(place, Local) else text
 
 
 def _content(cell: Any, where: str, index: int) -> tuple[bytes | None, str | None]:

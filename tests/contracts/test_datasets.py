@@ -1,0 +1,104 @@
+"""What every registered data set must offer; a new one is tested the moment it is registered."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+from datasets import Image as ImageFeature
+from PIL import Image
+
+from negmerge.data.datasets import datasets, load
+from negmerge.data.places import ASSETS, Hub, find
+
+# What the Hub's sets have besides the two columns and the two splits that are read.
+ALSO_COLUMNS = {"cifar100": ["coarse_label"]}
+ALSO_SPLITS = {
+    "svhn": ["extra"],
+    "imagenet": ["test"],
+    "cars": ["contrast", "gaussian_noise"],
+    "eurosat": ["contrast", "motion_blur"],
+    "gtsrb": ["contrast", "pixelate"],
+    "resisc45": ["contrast", "spatter"],
+}
+CLASSES = ["one", "two", "three"]
+
+
+def pictures(count: int, channels: int, seed: int) -> list[np.ndarray]:
+    shape = (20, 30) if channels == 1 else (20, 30, 3)
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(count)]
+
+
+def png(pixels: np.ndarray) -> dict[str, object]:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def mirror(folder: Path, source, also_columns=(), also_splits=()) -> None:
+    """A tiny set laid out as the Hub lays out this one."""
+    inner = folder / (source.config or "data")
+    inner.mkdir(parents=True)
+    labels = [source.label, *also_columns]
+    features = Features(
+        {source.image: ImageFeature(), **{name: ClassLabel(names=CLASSES) for name in labels}}
+    )
+    for seed, split in enumerate([source.train, source.test, *also_splits]):
+        cells = [png(one) for one in pictures(3 + seed, source.channels, seed)]
+        rows = {source.image: cells}
+        rows |= {name: [k % 3 for k in range(len(cells))] for name in labels}
+        if source.id:
+            rows[source.id] = [str(k) for k in range(len(cells))]
+            features[source.id] = Value("string")
+        table = Dataset.from_dict(rows, features=features)
+        table.to_parquet(inner / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("name", list(datasets))
+def test_every_entry_is_complete(name):
+    source = datasets.get(name)
+    assert source.name == name
+    assert source.summary.endswith(".")
+    assert re.search(r"\d", source.summary), "how many images"
+    assert source.licence
+    assert len(source.mean) == len(source.std) == source.channels
+    assert all(0 < m < 1 and 0 < s < 1 for m, s in zip(source.mean, source.std, strict=True))
+    assert 0 <= source.crop < source.size
+    if source.hub is None:
+        assert (ASSETS / name / "LICENSE").is_file(), "an embedded set brings its licence"
+    else:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", source.hub)
+
+
+@pytest.mark.parametrize("name", [name for name in datasets if datasets.get(name).hub])
+def test_every_entry_loads_from_a_mirror_laid_out_as_on_the_hub(name, tmp_path):
+    source = datasets.get(name)
+    root = tmp_path / "mirrors"
+    also = ALSO_COLUMNS.get(name, ()), ALSO_SPLITS.get(name, ())
+    mirror(root / name, source, *also)
+    for seed, split in enumerate(("train", "test")):
+        images = load(source, split, root=root, cache=tmp_path / "cache")
+        assert images.pixels.shape == (3 + seed, source.size, source.size, source.channels)
+        assert images.pixels.dtype == np.uint8
+        assert images.pixels.flags.c_contiguous
+        assert not images.pixels.flags.writeable
+        assert images.labels.dtype == np.int64
+        assert images.labels.tolist() == [k % 3 for k in range(3 + seed)]
+        assert images.classes == tuple(CLASSES)
+        assert len(images) == 3 + seed
+
+
+def test_the_clip_scenario_is_complete():
+    assert {"cars", "dtd", "eurosat", "gtsrb", "mnist", "resisc45", "sun397", "svhn"} <= {*datasets}
+
+
+@pytest.mark.parametrize("name", [name for name in datasets if datasets.get(name).hub])
+def test_without_a_mirror_the_hub_is_asked(name, monkeypatch):
+    monkeypatch.delenv("NEGMERGE_DATA", raising=False)
+    source = datasets.get(name)
+    assert find(source, revision="abc") == Hub(name, source.hub, source.config, "abc")

@@ -13,17 +13,41 @@ if TYPE_CHECKING:
     from negmerge.errors import NegMergeError as NegMergeError
     from negmerge.merge.accumulator import Accumulator as Accumulator
     from negmerge.merge.engine import merge as merge
+    from negmerge.hyperparameters import HyperParameters as HyperParameters
     from negmerge.patching import apply as apply
+    from negmerge.pipeline import run as run
+    from negmerge.recipe import Pool as Pool
+    from negmerge.recipe import Recipe as Recipe
+    from negmerge.recipe import Search as Search
     from negmerge.task_vector import TaskVector as TaskVector
+    from negmerge.unlearning import unlearn as unlearn
 
 _HOME = {
     "Accumulator": "negmerge.merge.accumulator",
+    "HyperParameters": "negmerge.hyperparameters",
     "NegMergeError": "negmerge.errors",
+    "Pool": "negmerge.recipe",
+    "Recipe": "negmerge.recipe",
+    "Search": "negmerge.recipe",
     "TaskVector": "negmerge.task_vector",
     "apply": "negmerge.patching",
     "merge": "negmerge.merge.engine",
+    "run": "negmerge.pipeline",
+    "unlearn": "negmerge.unlearning",
 }
-__all__ = ["Accumulator", "NegMergeError", "TaskVector", "apply", "merge"]
+__all__ = [
+    "Accumulator",
+    "HyperParameters",
+    "NegMergeError",
+    "Pool",
+    "Recipe",
+    "Search",
+    "TaskVector",
+    "apply",
+    "merge",
+    "run",
+    "unlearn",
+]
 
 
 def __getattr__(name: str) -> Any:

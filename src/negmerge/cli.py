@@ -29,6 +29,56 @@ Flag = Parameter(negative="")
 
 
 @app.command
+def unlearn(
+    recipe: str | None = None,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    json_: Json = False,
+) -> None:
+    """Make a classifier forget, from data to unlearned model; run again, it goes on.
+
+    Parameters
+    ----------
+    recipe
+        A YAML file or the name of a shipped recipe (`negmerge list recipes`); none: the demo.
+    out
+        The run directory; runs/NAME if not given.
+    set_
+        Change a field of the recipe, as key=value with a dotted key; may be repeated.
+    json_
+        Print progress and result as JSON lines.
+    """
+    from negmerge.pipeline import run
+
+    with make_progress("json" if json_ else "auto") as progress:
+        done = run(recipe, out, set_ or [], progress)
+    if json_:
+        print(json.dumps({"event": "result", "run": str(done.folder), "scores": done.scores}))
+        return
+    from negmerge.report.tables import scores_table
+
+    show(scores_table(done.scores))
+    print(printable(f"run: {done.folder}   unlearned model: {done.unlearned}"))
+
+
+@app.command
+def verify(run: Path, /) -> None:
+    """Recompute every hash of a run's manifest.
+
+    Parameters
+    ----------
+    run
+        A run directory, or its manifest.json.
+    """
+    from negmerge.rundir import Run
+
+    count = Run(run.parent if run.name == "manifest.json" else run).verify()
+    print(printable(f"{run}: {count} files as the manifest says"))
+
+
+@app.command
 def merge(
     base: Path,
     /,
@@ -194,69 +244,76 @@ def apply(
 
 @app.command
 def inspect(file: Path, /, *, json_: Json = False) -> None:
-    """Show what a patch or a checkpoint holds: sparsity by depth and component, norm, origin.
+    """Show what a patch, a checkpoint or a run holds: sparsity, norm, origin; or the scores.
 
     Parameters
     ----------
     file
-        A patch, a checkpoint file or a folder.
+        A patch, a checkpoint file or folder, or a run directory.
     json_
         Print JSON instead of tables.
     """
+    from negmerge.rundir import Run, describe_run, is_run
+
+    if is_run(file):
+        found = describe_run(Run(file))
+        if json_:
+            print(json.dumps(found))
+        else:
+            from negmerge.report.tables import run_tables
+
+            show(run_tables(found))
+        return
     from negmerge.inspection import inspect as run
     from negmerge.inspection import render
 
     found = run(file)
     if json_:
         print(json.dumps(found))
-        return
-    from rich.console import Console
-
-    console = Console()
-    for table in render(found):
-        console.print(table)
+    else:
+        show(render(found))
 
 
 @app.command(name="list")
-def list_(what: Literal["rules"], /, *, json_: Json = False) -> None:
+def list_(
+    what: Literal["rules", "selectors", "criteria", "datasets", "models", "recipes"],
+    /,
+    *,
+    json_: Json = False,
+) -> None:
     """List what can be chosen by name.
 
     Parameters
     ----------
     what
-        The kind of thing: rules.
+        The kind of thing.
     json_
         Print JSON instead of a table.
     """
-    from negmerge.merge.rules import choices, rules, summary
+    from negmerge.listing import KINDS
 
-    found = {
-        name: {
-            "summary": summary(rules.get(name)),
-            "paper": rules.get(name).paper,
-            "options": {
-                key: {"takes": takes, "default": default}
-                for key, (takes, default) in choices(rules.get(name)).items()
-            },
-        }
-        for name in rules
-    }
+    found = KINDS[what]()
     if json_:
         print(json.dumps(found))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("rule", "what it keeps", "options (default)", title=what)
+    fields = [field for field in next(iter(found.values())) if field != "paper"]
+    table = Table(what.removesuffix("s"), *(f.replace("_", " ") for f in fields), title=what)
     for name, entry in found.items():
-        options = "\n".join(
-            f"{key}={text['takes']} ({str(text['default']).lower()})"
-            for key, text in entry["options"].items()
-        )
-        table.add_row(
-            name, f"{entry['summary']}\n[dim]{entry['paper']}[/]", options, end_section=True
-        )
+        cells = [_cell(entry[field]) for field in fields]
+        if "paper" in entry:
+            cells[0] += f"\n[dim]{entry['paper']}[/]"
+        table.add_row(name, *cells, end_section=True)
     Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        lines = (f"{k}={v['takes']} ({str(v['default']).lower()})" for k, v in value.items())
+        return "\n".join(lines)
+    return "" if value is None else str(value)
 
 
 @app.command
@@ -344,6 +401,15 @@ def signed_scale(negate: float | None, add: float | None) -> float:
     if not 0 <= scale < float("inf"):
         raise OptionError(f"{verb} {scale}: λ must be a finite number ≥ 0; the sign is in the verb")
     return -scale if negate is not None else scale
+
+
+def show(tables: list[Any]) -> None:
+    """Print tables and lines for people; on a pipe they keep their width."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for table in tables:
+        console.print(table, markup=not isinstance(table, str), highlight=False)
 
 
 def say(result: dict[str, Any], line: str, as_json: bool) -> None:

@@ -8,6 +8,7 @@ run left behind is taken over by the next one.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -117,6 +118,15 @@ def write_file(path: Path, data: bytes) -> None:
     """Write a small file in one go, atomically."""
     with atomic(path) as descriptor:
         write(descriptor, data)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from negmerge.evaluation.predictions import predict
 from negmerge.evaluation.scores import score
 from negmerge.executors import Advance
 from negmerge.files import write_file
-from negmerge.scenario import Scenario
+from negmerge.scenario import Problem
 from negmerge.search import sweep, write_rows
 from negmerge.task_vector import TaskVector
 
@@ -36,13 +36,13 @@ class Sweep:
     partial: Path
 
 
-def run_sweep(scenario: Scenario, job: Sweep, advance: Advance) -> float:
+def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
     """Run a sweep and write its rows; the seconds it took."""
     begun = time.perf_counter()
     open_vector = partial(TaskVector.between, job.base) if job.member else TaskVector.load
     tau = open_vector(job.vector)
-    model = scenario.network(job.base)
-    feeds = scenario.scoring_feeds("choose")
+    model = problem.network(job.base)
+    feeds = problem.scoring_feeds("choose")
     rows = sweep(model, tau, job.scales, feeds, partial=job.partial, advance=advance)
     write_rows(job.out, rows)
     job.partial.unlink(missing_ok=True)
@@ -59,19 +59,19 @@ class Evaluation:
     scale: float = 0.0
 
 
-def run_evaluation(scenario: Scenario, job: Evaluation, advance: Advance) -> dict[str, Any]:
+def run_evaluation(problem: Problem, job: Evaluation, advance: Advance) -> dict[str, Any]:
     """Score a model on the reported data."""
-    feeds = scenario.scoring_feeds("report")
+    feeds = problem.scoring_feeds("report")
     if job.out.exists():
         advance(sum(len(feed) for feed in feeds.values()))
         return json.loads(job.out.read_bytes())
-    model = scenario.network(job.model)
+    model = problem.network(job.model)
     tau = None if job.patch is None else TaskVector.load(job.patch)
     if tau is None:
         found = {name: predict(model, feed, advance) for name, feed in feeds.items()}
     else:
         with tau.applied(model, -job.scale):
             found = {name: predict(model, feed, advance) for name, feed in feeds.items()}
-    scores = score(found["retain"], found["forget"], found["test"])
+    scores = score(found)
     write_file(job.out, json.dumps(scores).encode())
     return scores

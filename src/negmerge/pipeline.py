@@ -13,7 +13,7 @@ from typing import Any
 from negmerge.errors import FileError, MismatchError, OptionError
 from negmerge.evaluation.scores import avg_gap
 from negmerge.executors import Executor, LocalProcesses, thread_split
-from negmerge.files import write_file
+from negmerge.files import file_digest, write_file
 from negmerge.measuring import Evaluation, Sweep, run_evaluation, run_sweep
 from negmerge.merge.accumulator import Accumulator
 from negmerge.merge.engine import merge
@@ -24,8 +24,8 @@ from negmerge.patching import apply
 from negmerge.pool import Job, make_job, run_job, samples_of
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import DEFAULT, Method, Recipe, load_recipe
-from negmerge.rundir import Run, sha256, write_json
-from negmerge.scenario import Scenario, identity
+from negmerge.rundir import Run, write_json
+from negmerge.scenario import Problem, Scenario, identity
 from negmerge.search import Choice, choose, criteria, read_rows
 from negmerge.task_vector import TaskVector
 
@@ -51,7 +51,12 @@ def run(
     with folder.working():
         if folder.finished_with(recipe.dump()):
             return folder
-        return Pipeline(recipe, folder, progress or Quiet()).run()
+        progress = progress or Quiet()
+        scenario = Scenario(recipe, progress)
+        members = len(recipe.pool.members())
+        workers, threads = thread_split(recipe.workers, available_workers(None), members)
+        with LocalProcesses(partial(Scenario, recipe), workers, threads) as executor:
+            return Pipeline(recipe, folder, scenario, executor, progress).run()
 
 
 def check_methods(recipe: Recipe) -> None:
@@ -81,9 +86,16 @@ class Found:
 class Pipeline:
     """One run in progress."""
 
-    def __init__(self, recipe: Recipe, folder: Run, progress: Progress) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Run,
+        problem: Problem,
+        executor: Executor,
+        progress: Progress,
+    ) -> None:
         self.recipe, self.folder, self.progress = recipe, folder, progress
-        self.scenario = Scenario(recipe, progress)
+        self.problem, self.executor = problem, executor
         self.criterion = criteria.get(recipe.criterion)
         self.scales = recipe.search.grid()
         self.warnings: list[str] = []
@@ -91,15 +103,12 @@ class Pipeline:
     def run(self) -> Run:
         """The paper's algorithm, stage by stage."""
         self.prepare()
-        members = len(self.recipe.pool.members())
-        workers, threads = thread_split(self.recipe.workers, available_workers(None), members)
-        with LocalProcesses(partial(Scenario, self.recipe), workers, threads) as executor:
-            original, retrained = self.train_originals(executor)
-            pool = self.fine_tune(executor)
-            patches = self.merge_all(pool)
-            reference = self.score_retrained(executor, retrained)
-            found = self.search_all(executor, pool, patches, reference)
-            scores = self.score_all(executor, original, retrained, pool, found)
+        original, retrained = self.train_originals()
+        pool = self.fine_tune()
+        patches = self.merge_all(pool)
+        reference = self.score_retrained(retrained)
+        found = self.search_all(pool, patches, reference)
+        scores = self.score_all(original, retrained, pool, found)
         self.write_unlearned(found)
         write_json(self.folder.folder / "scores.json", scores)
         self.folder.seal()
@@ -109,8 +118,8 @@ class Pipeline:
 
     def prepare(self) -> None:
         """Open and check the data before anything is written; then the seal is broken."""
-        splits = self.scenario.splits
-        if splits.forgotten_class is not None and self.criterion.name == "match_holdout":
+        about = self.problem.describe()
+        if about["forgotten_class"] is not None and self.criterion.name == "match_holdout":
             self.warnings.append(
                 "match_holdout leaves a whole class as well known as held-out data of the others; "
                 "keep_retain or oracle forget it"
@@ -118,10 +127,10 @@ class Pipeline:
         self.folder.manifest.unlink(missing_ok=True)
         write_file(self.folder.recipe, self.recipe.dump().encode())
 
-    def train_originals(self, executor: Executor) -> tuple[Job, Job | None]:
+    def train_originals(self) -> tuple[Job, Job | None]:
         """θ_ori on retain ∪ forget, and the reference that never saw the forget set."""
         make = partial(
-            make_job, self.scenario, settings=self.recipe.train, states=self.folder.states
+            make_job, self.problem, settings=self.recipe.train, states=self.folder.states
         )
         original = make("original model", "train", out=lambda _: self.folder.base)
         jobs, given = [original], [self.recipe.model.weights]
@@ -136,25 +145,25 @@ class Pipeline:
                     f"{jobs[k].out}: was made by another recipe, and nothing is overwritten; "
                     "name another --out, or remove the folder"
                 )
-        self.train_all(executor, "training original and reference", jobs)
+        self.train_all("training original and reference", jobs)
         return jobs[0], jobs[1] if len(jobs) > 1 else None
 
     def adopt(self, job: Job, weights: Path) -> Job:
         """Take a model from a file instead of training it."""
-        network = self.scenario.network(weights)
-        job = job.renamed(identity("file", sha256(weights)))
+        network = self.problem.network(weights)
+        job = job.renamed(identity("file", file_digest(weights)))
         if not job.done():
             write_json(job.record, {"id": job.id, "samples": 0, "seconds": 0.0})
             save_model(job.out, network, {"id": job.id})
         return job
 
-    def fine_tune(self, executor: Executor) -> list[Job]:
+    def fine_tune(self) -> list[Job]:
         """θ_ft,k: the pool, fine-tuned from the original on the forget set."""
-        start = (self.folder.base, sha256(self.folder.base))
+        start = (self.folder.base, file_digest(self.folder.base))
         settings = self.recipe.pool.members()
         jobs = [
             make_job(
-                self.scenario,
+                self.problem,
                 f"member {k} of {len(settings)}",
                 "forget",
                 member,
@@ -167,12 +176,12 @@ class Pipeline:
         title = f"fine-tuning {len(jobs)} members on the forget set"
         if self.recipe.pool.keep:
             self.need_room(sum(not job.done() for job in jobs))
-            self.train_all(executor, title, jobs)
+            self.train_all(title, jobs)
         else:
-            self.train_and_fold(executor, title, jobs)
+            self.train_and_fold(title, jobs)
         return jobs
 
-    def train_and_fold(self, executor: Executor, title: str, jobs: list[Job]) -> None:
+    def train_and_fold(self, title: str, jobs: list[Job]) -> None:
         """Fold each member when it is trained, then delete it: disk does not grow with the pool."""
         path, base = self.folder.accumulator, self.folder.base
         wanted = {method.name: method.options for method in self.recipe.methods}
@@ -198,7 +207,7 @@ class Pipeline:
         for job in jobs:
             if job.done():
                 fold(job)
-        self.train_all(executor, title, [j for j in jobs if j.out.name not in folded], then=fold)
+        self.train_all(title, [j for j in jobs if j.out.name not in folded], then=fold)
 
     def merge_all(self, pool: list[Job]) -> dict[str, Path]:
         """τ of every rule, as patches."""
@@ -222,15 +231,14 @@ class Pipeline:
             accumulator = Accumulator.load(self.folder.accumulator, self.folder.base)
             accumulator.finish(method.name, method.options).save(out)
 
-    def score_retrained(self, executor: Executor, retrained: Job | None) -> dict[str, Any] | None:
+    def score_retrained(self, retrained: Job | None) -> dict[str, Any] | None:
         """The reference's scores, which `oracle` needs before λ is chosen."""
         if retrained is None:
             return None
-        return self.evaluate(executor, "the retrained model", [self.evaluation(retrained.out)])[0]
+        return self.evaluate("the retrained model", [self.evaluation(retrained.out)])[0]
 
     def search_all(
         self,
-        executor: Executor,
         pool: list[Job],
         patches: dict[str, Path],
         reference: dict[str, Any] | None,
@@ -239,7 +247,7 @@ class Pipeline:
         merged = {title: self.make_sweep(title, patch) for title, patch in patches.items()}
         single = any(method.name == "single_best" for method in self.recipe.methods)
         members = [self.make_sweep(f"member-{j.id}", j.out, True) for j in pool] if single else []
-        self.sweep_all(executor, [*merged.values(), *members])
+        self.sweep_all([*merged.values(), *members])
         found: dict[str, Found] = {}
         for method in self.recipe.methods:
             if method.name == "single_best":
@@ -275,7 +283,6 @@ class Pipeline:
 
     def score_all(
         self,
-        executor: Executor,
         original: Job,
         retrained: Job | None,
         pool: list[Job],
@@ -284,7 +291,7 @@ class Pipeline:
         """Every number of the report, on data that did not choose λ unless the criterion looks."""
         wanted = [self.evaluation(job.out) for job in (original, retrained) if job is not None]
         wanted += [self.evaluation(original.out, f.patch, f.choice.scale) for f in found.values()]
-        scores = self.evaluate(executor, "every method", wanted)
+        scores = self.evaluate("every method", wanted)
         first = scores.pop(0) | cost_of([original])
         second = None if retrained is None else scores.pop(0) | cost_of([retrained])
         if second is None:
@@ -295,7 +302,7 @@ class Pipeline:
         ratio = None
         if retrained is not None:
             # What retraining takes by the recipe, also when the reference came from a file.
-            ratio = training["samples_processed"] / samples_of(self.scenario, retrained)
+            ratio = training["samples_processed"] / samples_of(self.problem, retrained)
             if ratio > 1:
                 self.warnings.append(
                     f"the pool processed {ratio:.2f} × the samples of retraining from scratch"
@@ -324,7 +331,7 @@ class Pipeline:
             "original": first,
             "retrain": second,
             "methods": methods,
-            "splits": self.scenario.describe(),
+            "splits": self.problem.describe(),
             "pool": [job.cost() for job in pool],
             "warnings": self.warnings,
         }
@@ -339,7 +346,6 @@ class Pipeline:
 
     def train_all(
         self,
-        executor: Executor,
         title: str,
         jobs: list[Job],
         then: Callable[[Job], None] = lambda job: None,
@@ -347,8 +353,8 @@ class Pipeline:
         """Train what is not done; each is handed to `then` as it is done."""
         todo = [job for job in jobs if not job.done()]
         if todo:
-            self.progress.stage(title, sum(samples_of(self.scenario, j) for j in todo), "samples")
-            for place, _ in executor.map(run_job, todo, self.progress.advance):
+            self.progress.stage(title, sum(samples_of(self.problem, j) for j in todo), "samples")
+            for place, _ in self.executor.map(run_job, todo, self.progress.advance):
                 then(todo[place])
 
     def make_patch(self, title: str, made_from: str, make: Callable[[Path], object]) -> Path:
@@ -363,7 +369,7 @@ class Pipeline:
     def make_sweep(self, title: str, vector: Path, member: bool = False) -> Sweep:
         """A sweep with its id: whatever its rows depend on."""
         search = [self.scales, self.criterion.looks, self.recipe.search.samples, self.recipe.seed]
-        made_from = identity(sha256(vector), search, self.scenario.identity)
+        made_from = identity(file_digest(vector), search, self.problem.identity)
         return Sweep(
             made_from,
             title,
@@ -375,28 +381,26 @@ class Pipeline:
             self.folder.states / f"{made_from}.csv",
         )
 
-    def sweep_all(self, executor: Executor, sweeps: list[Sweep]) -> None:
+    def sweep_all(self, sweeps: list[Sweep]) -> None:
         todo = [s for s in sweeps if not self.folder.has(f"sweeps/{s.title}", s.id, s.out)]
         if todo:
-            size = sum(len(feed) for feed in self.scenario.scoring_feeds("choose").values())
+            size = sum(len(feed) for feed in self.problem.scoring_feeds("choose").values())
             total = size * len(self.scales) * len(todo)
             self.progress.stage(f"searching λ in {len(todo)} sweeps", total, "samples")
-            for place, seconds in executor.map(run_sweep, todo, self.progress.advance):
+            for place, seconds in self.executor.map(run_sweep, todo, self.progress.advance):
                 self.folder.finished_unit(f"sweeps/{todo[place].title}", todo[place].id, seconds)
 
     def evaluation(self, model: Path, patch: Path | None = None, scale: float = 0.0) -> Evaluation:
         """A model to score, with the place where its scores wait for the others."""
-        content = [sha256(model), patch and sha256(patch), scale, self.criterion.looks]
-        made_from = identity(*content, self.recipe.search.samples, self.scenario.identity)
+        content = [file_digest(model), patch and file_digest(patch), scale, self.criterion.looks]
+        made_from = identity(*content, self.recipe.search.samples, self.problem.identity)
         return Evaluation(model, self.folder.states / f"{made_from}.json", patch, scale)
 
-    def evaluate(
-        self, executor: Executor, what: str, wanted: list[Evaluation]
-    ) -> list[dict[str, Any]]:
+    def evaluate(self, what: str, wanted: list[Evaluation]) -> list[dict[str, Any]]:
         """The scores of models, in their order."""
-        size = sum(len(feed) for feed in self.scenario.scoring_feeds("report").values())
+        size = sum(len(feed) for feed in self.problem.scoring_feeds("report").values())
         self.progress.stage(f"scoring {what}", size * len(wanted), "samples")
-        results = dict(executor.map(run_evaluation, wanted, self.progress.advance))
+        results = dict(self.executor.map(run_evaluation, wanted, self.progress.advance))
         return [results[place] for place in range(len(wanted))]
 
     def seconds_of(self, *units: str) -> float:

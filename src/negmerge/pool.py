@@ -19,7 +19,7 @@ from negmerge.executors import Advance
 from negmerge.files import write_file
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import metadata_of, save_model
-from negmerge.scenario import Part, Scenario, identity
+from negmerge.scenario import Part, Problem, identity
 from negmerge.training import VERSION, train
 
 
@@ -64,7 +64,7 @@ class Job:
 
 
 def make_job(
-    scenario: Scenario,
+    problem: Problem,
     title: str,
     part: Part,
     settings: HyperParameters,
@@ -77,20 +77,17 @@ def make_job(
     out: from the id to the model file. start: a file of weights and its id.
     """
     content = settings.model_dump(mode="json")
-    depends = [scenario.identity, part, content, None if start is None else start[1]]
-    init = scenario.recipe.model.init
-    if start is None and init is not None:
-        depends.append([str(init), init.stat().st_size])
-    seed = seed_of("training", scenario.recipe.seed, identity(*depends))
+    depends = [problem.identity, part, content, None if start is None else start[1]]
+    seed = seed_of("training", problem.seed, identity(*depends))
     name = identity(*depends, seed, VERSION)
     weights = None if start is None else start[0]
     return Job(name, title, part, settings, seed, weights, out(name), states / name)
 
 
-def run_job(scenario: Scenario, job: Job, advance: Advance) -> None:
+def run_job(problem: Problem, job: Job, advance: Advance) -> None:
     """Train, or go on training; the record and then the model appear, and the state goes."""
-    network = scenario.network(job.start, job.seed)
-    feed: Feed = scenario.training_feed(job.part)
+    network = problem.network(job.start, job.seed)
+    feed: Feed = problem.training_feed(job.part)
     try:
         cost = train(network, feed, job.settings, job.seed, state=job.state, advance=advance)
     except NegMergeError as error:
@@ -103,6 +100,6 @@ def run_job(scenario: Scenario, job: Job, advance: Advance) -> None:
     job.state.unlink(missing_ok=True)
 
 
-def samples_of(scenario: Scenario, job: Job) -> int:
+def samples_of(problem: Problem, job: Job) -> int:
     """How many samples a training will process."""
-    return job.settings.epochs * len(scenario.training_feed(job.part))
+    return job.settings.epochs * len(problem.training_feed(job.part))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, MismatchError, shown
-from negmerge.files import SUFFIX, atomic_lock, told_plainly, write_file
+from negmerge.files import SUFFIX, atomic_lock, file_digest, told_plainly, write_file
 
 FORMAT = "negmerge-run/1"
 
@@ -99,7 +99,7 @@ class Run:
         files = {
             path.relative_to(self.folder).as_posix(): {
                 "bytes": path.stat().st_size,
-                "sha256": sha256(path),
+                "sha256": file_digest(path),
             }
             for path in self._artefacts()
         }
@@ -140,13 +140,33 @@ class Run:
                 raise FileError(f"{self.manifest} {shown(name)}: leads out of the run")
             if not path.is_file():
                 raise MismatchError(f"{path}: is missing; the manifest lists it")
-            if (found := sha256(path)) != entry["sha256"]:
+            if (found := file_digest(path)) != entry["sha256"]:
                 raise MismatchError(
                     f"{path}: has changed: sha256 {found}, the manifest says {entry['sha256']}"
                 )
         if self._result(manifest["files"]) != manifest["result"]:
             raise MismatchError(f"{self.manifest}: the hash of the result does not fit the files")
         return len(manifest["files"])
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run, finished or not."""
+    return (folder / "recipe.yaml").is_file()
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """What is there of a run, as plain data; the scores if it is finished."""
+    pool = sorted(run.folder.glob("pool/*/*.json"))
+    return {
+        "kind": "run",
+        "finished": run.finished,
+        "base": run.base.exists(),
+        "retrain": run.retrain.exists(),
+        "members": len(pool),
+        "patches": sorted(p.stem for p in run.folder.glob("patches/*.safetensors")),
+        "sweeps": sorted(p.stem for p in run.folder.glob("sweeps/*.csv")),
+        "scores": run.scores if run.finished else None,
+    }
 
 
 def without_seconds(tree: Any) -> Any:
@@ -164,12 +184,6 @@ def versions() -> dict[str, str]:
     """The versions that a result may depend on."""
     names = ("negmerge", "numba", "numpy", "scikit-learn", "torch", "torchvision")
     return {name: version(name) for name in names}
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:

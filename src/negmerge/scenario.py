@@ -6,7 +6,7 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed
 from negmerge.data.splits import Parts, Splits, divide, make_splits
+from negmerge.files import file_digest
 from negmerge.models.classifiers import create, final_linear
 from negmerge.models.weights import load_model
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
 
 Part = Literal["train", "retain", "forget", "test"]
-Use = Literal["all", "choose", "report"]
+Use = Literal["choose", "report"]
 
 
 def identity(*parts: object) -> str:
@@ -35,11 +36,27 @@ def identity(*parts: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+class Problem(Protocol):
+    """What training and measuring need to know of an unlearning problem."""
+
+    seed: int
+
+    @property
+    def identity(self) -> list[Any]:
+        """What every model of this problem depends on."""
+        ...
+
+    def training_feed(self, part: Part) -> Feed: ...
+    def scoring_feeds(self, use: Use) -> dict[str, Feed]: ...
+    def network(self, weights: Path | None = None, seed: int = 0) -> nn.Module: ...
+    def describe(self) -> dict[str, Any]: ...
+
+
 class Scenario:
     """The problem a recipe describes; data is opened when it is first needed."""
 
     def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
-        self.recipe, self.progress = recipe, progress
+        self.recipe, self.progress, self.seed = recipe, progress, recipe.seed
         self.looks = recipe.criterion == "oracle"
 
     # ----------------------------------------------------------------------------------------- data
@@ -83,10 +100,10 @@ class Scenario:
         return ImageFeed(self.images[0], indices[part], self.source.crop, self.source.flip)
 
     def scoring_feeds(self, use: Use) -> dict[str, Feed]:
-        """What an evaluation runs over: everything, what chooses λ, or what is reported."""
+        """What an evaluation runs over: the samples that choose λ, or those that are reported."""
         splits, parts = self.splits, self.parts
         train, test = self.images
-        if use == "all" or self.looks:
+        if self.looks:
             found = {
                 "retain": (train, splits.retain),
                 "forget": (train, splits.forget),
@@ -127,11 +144,13 @@ class Scenario:
             load_model(self.recipe.model.init, network, new_head=final_linear(network)[0])
         return network.to(device)
 
-    @cached_property
+    @property
     def identity(self) -> list[Any]:
         """What every model of this problem depends on."""
         data = [images.fingerprint for images in self.images]
-        return [data, self.splits.fingerprint, self.recipe.model.name]
+        init = self.recipe.model.init
+        start = None if init is None else file_digest(init)
+        return [data, self.splits.fingerprint, self.recipe.model.name, start]
 
     def describe(self) -> dict[str, Any]:
         """The sizes of all parts, for the record."""

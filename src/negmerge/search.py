@@ -29,7 +29,7 @@ def measure(
     """Accuracy on every set; membership inference too where a test set is among them."""
     found = {name: predict(model, feed, advance) for name, feed in feeds.items()}
     if "test" in found:
-        scores = score(found["retain"], found["forget"], found["test"])
+        scores = score(found)
         return {metric: scores[metric] for metric in METRICS}
     return {f"acc_{name}": accuracy(predictions) for name, predictions in found.items()}
 

@@ -38,18 +38,23 @@ def interval(percent: float, n: int) -> tuple[float, float]:
     return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
 
 
-def score(retain: Predictions, forget: Predictions, test: Predictions) -> dict[str, Any]:
-    """The paper's four numbers of one model, in percent, with 95 % intervals and sample counts."""
-    values: dict[str, Any] = {
-        "acc_retain": accuracy(retain),
-        "acc_forget": accuracy(forget),
-        "acc_test": accuracy(test),
-        "mia": mia_efficacy(retain.confidence, test.confidence, forget.confidence),
+def score(found: Mapping[str, Predictions]) -> dict[str, Any]:
+    """The paper's four numbers of one model, in percent, with 95 % intervals and sample counts.
+
+    found: the predictions on retain, forget and test; what is not there is not measured, and None.
+    """
+    sizes = {name: len(predictions) for name, predictions in found.items()}
+    values: dict[str, Any] = {f"acc_{name}": None for name in ("retain", "forget", "test")}
+    values |= {f"acc_{name}": accuracy(predictions) for name, predictions in found.items()}
+    values["mia"] = None
+    if {"retain", "forget", "test"} <= found.keys():
+        retain, forget, test = (found[k].confidence for k in ("retain", "forget", "test"))
+        values["mia"] = mia_efficacy(retain, test, forget)
+    counts = {f"acc_{name}": size for name, size in sizes.items()} | {"mia": sizes["forget"]}
+    values["intervals"] = {
+        m: list(interval(values[m], counts[m])) for m in METRICS if values[m] is not None
     }
-    sizes = {"acc_retain": len(retain), "acc_forget": len(forget), "acc_test": len(test)}
-    sizes["mia"] = len(forget)
-    values["intervals"] = {m: list(interval(values[m], sizes[m])) for m in METRICS}
-    values["samples"] = {"retain": len(retain), "forget": len(forget), "test": len(test)}
+    values["samples"] = sizes
     return values
 
 

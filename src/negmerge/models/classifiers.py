@@ -7,7 +7,6 @@ weights are those of torchvision and a file of theirs loads anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -99,15 +98,20 @@ class SmallResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def resnet18(classes: int, channels: int, small: bool) -> nn.Module:
-    """torchvision's ResNet-18; for small images a 3×3 stem with stride 1 and no pooling."""
+def resnet18(classes: int, channels: int) -> nn.Module:
+    """torchvision's ResNet-18 for small images: a 3×3 stem with stride 1 and no pooling."""
+    network = resnet18_imagenet(classes, channels)
+    network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    network.maxpool = nn.Identity()
+    return network
+
+
+def resnet18_imagenet(classes: int, channels: int) -> nn.Module:
+    """torchvision's ResNet-18 as it is, for images of about 224 pixels."""
     from torchvision.models import resnet18 as make
 
     network = make(num_classes=classes)
-    if small:
-        network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-        network.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-    elif channels != 3:
+    if channels != 3:
         network.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     return network
 
@@ -128,7 +132,7 @@ def vgg16_bn(classes: int, channels: int) -> nn.Module:
         nn.Linear(256, classes),
     )
     if channels != 3:
-        network.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
+        network.features[0] = nn.Conv2d(channels, 64, 3, padding=1)  # pyright: ignore[reportIndexIssue]
     return network
 
 
@@ -143,7 +147,7 @@ def swin_t(classes: int, channels: int) -> nn.Module:
 
 
 models.register("resnet_small", SmallResNet)
-models.register("resnet18", partial(resnet18, small=True))
-models.register("resnet18_imagenet", partial(resnet18, small=False))
+models.register("resnet18", resnet18)
+models.register("resnet18_imagenet", resnet18_imagenet)
 models.register("vgg16_bn", vgg16_bn)
 models.register("swin_t", swin_t)

@@ -1,0 +1,90 @@
+"""What can be chosen by name, as data: for `negmerge list`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Table = dict[str, dict[str, Any]]
+
+
+def rules() -> Table:
+    """Merge rules with their options."""
+    from negmerge.merge.rules import choices, rules, summary
+
+    return {
+        name: {
+            "summary": summary(rules.get(name)),
+            "paper": rules.get(name).paper,
+            "options": {
+                key: {"takes": takes, "default": default}
+                for key, (takes, default) in choices(rules.get(name)).items()
+            },
+        }
+        for name in rules
+    }
+
+
+def selectors() -> Table:
+    """Choices among members, which need a score."""
+    return {
+        "single_best": {"summary": "the member that does best with its own λ: n × m evaluations"}
+    }
+
+
+def criteria() -> Table:
+    """Ways to choose λ."""
+    from negmerge.search import criteria
+
+    return {
+        name: {"summary": criteria.get(name).summary, "looks": criteria.get(name).looks}
+        for name in criteria
+    }
+
+
+def datasets() -> Table:
+    """Named data sets."""
+    from negmerge.data.datasets import datasets
+
+    return {
+        name: {
+            "summary": datasets.get(name).summary,
+            "hub": datasets.get(name).hub,
+            "size": datasets.get(name).size,
+            "licence": datasets.get(name).licence,
+        }
+        for name in datasets
+    }
+
+
+def models() -> Table:
+    """Named networks."""
+    from negmerge.models.classifiers import models
+
+    return {name: {"summary": (models.get(name).__doc__ or "").splitlines()[0]} for name in models}
+
+
+def recipes() -> Table:
+    """Shipped recipes."""
+    from negmerge.recipe import load_recipe, shipped
+
+    found: Table = {}
+    for name in shipped():
+        recipe = load_recipe(name)
+        found[name] = {
+            "summary": recipe.title,
+            "data": recipe.data.name,
+            "model": recipe.model.name,
+            "members": len(recipe.pool.members()),
+        }
+    return found
+
+
+KINDS: dict[str, Callable[[], Table]] = {
+    "rules": rules,
+    "selectors": selectors,
+    "criteria": criteria,
+    "datasets": datasets,
+    "models": models,
+    "recipes": recipes,
+}

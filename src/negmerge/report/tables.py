@@ -1,0 +1,90 @@
+"""The table of scores: original, retrained, then every method with its distance to retraining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from negmerge.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = {
+    "acc_retain": "retain %",
+    "acc_forget": "forget %",
+    "acc_test": "test %",
+    "mia": "MIA %",
+}
+
+
+def scores_table(scores: Mapping[str, Any]) -> list[RenderableType]:
+    """Tables for the terminal, with the 95 % interval under each number's column."""
+    from rich.table import Table
+
+    table = Table(title=printable(scores["title"]) or None, title_justify="left")
+    table.add_column("method")
+    for name in ("λ", *COLUMNS.values(), "Avg. Gap", "zero %", "seconds"):
+        table.add_column(name, justify="right")
+    table.add_row(*_row("original", scores["original"]))
+    if scores["retrain"] is not None:
+        table.add_row(*_row("retrained", scores["retrain"]), end_section=True)
+    best = _best(scores["methods"])
+    for method in scores["methods"]:
+        style = "bold" if method["method"] == best else ""
+        table.add_row(*_row(method["method"], method), style=style)
+    shown: list[RenderableType] = [table]
+    for line in (*notes(scores), *(f"warning: {text}" for text in scores["warnings"])):
+        shown.append(printable(line))
+    return shown
+
+
+def run_tables(found: Mapping[str, Any]) -> list[RenderableType]:
+    """A run for the terminal: the scores, or how far it is."""
+    if found["finished"]:
+        return scores_table(found["scores"])
+    have = [name for name in ("base", "retrain") if found[name]]
+    have.append(f"{found['members']} members")
+    have += [f"{len(found[kind])} {kind}" for kind in ("patches", "sweeps")]
+    return ["not finished: no manifest; there are " + ", ".join(have)]
+
+
+def notes(scores: Mapping[str, Any]) -> list[str]:
+    """What must be known to read the table."""
+    sizes = scores["original"]["samples"]
+    found = [
+        "± is half of the 95 % interval; numbers are of "
+        + ", ".join(f"{count:,} {name}" for name, count in sizes.items())
+        + " samples."
+    ]
+    methods = scores["methods"]
+    if methods:
+        criterion = methods[0]["criterion"]
+        if methods[0]["looked"]:
+            found.append(f"λ by {criterion}: chosen on the reported data (it looked).")
+        else:
+            chosen = ", ".join(f"{n:,} {k}" for k, n in scores["splits"]["chosen_on"].items())
+            found.append(f"λ by {criterion}, on {chosen} samples that are not reported.")
+        if methods[0]["cost_ratio"] is not None:
+            ratio = methods[0]["cost_ratio"]
+            found.append(f"The pool processed {ratio:.2f} × the samples of retraining.")
+    return found
+
+
+def _row(name: str, row: Mapping[str, Any]) -> list[str]:
+    cells = [name, f"{row['scale']:g}" if "scale" in row else ""]
+    for metric in COLUMNS:
+        low, high = row["intervals"].get(metric, (0, 0))
+        known = row[metric] is not None
+        cells.append(f"{row[metric]:.2f} ± {(high - low) / 2:.2f}" if known else "")
+    gap, sparsity = row.get("avg_gap"), row.get("sparsity")
+    cells.append("" if gap is None else f"{gap:.2f}")
+    cells.append("" if sparsity is None else f"{sparsity:.1f}")
+    cells.append(f"{row['seconds']:.1f}")
+    return cells
+
+
+def _best(methods: list[Mapping[str, Any]]) -> str | None:
+    """The method nearest to retraining, if that was measured."""
+    gaps = {m["method"]: m["avg_gap"] for m in methods if m["avg_gap"] is not None}
+    return min(gaps, key=lambda name: gaps[name]) if gaps else None

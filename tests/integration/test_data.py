@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -523,6 +524,9 @@ def test_no_column_fits(tmp_path, cache):
 def test_files_that_are_no_data(folder, tmp_path, cache, capfd):
     (tmp_path / "nothing").mkdir()
     assert "cannot be read" in refused(tmp_path / "nothing", cache)
+    (folder / "link.parquet").symlink_to("nowhere")
+    assert "link.parquet': No such file or directory" in refused(folder, cache)
+    (folder / "link.parquet").unlink()
     (folder / "train.parquet").write_bytes(b"PAR1 but not really")
     assert f"{folder}: cannot be read" in refused(folder, cache)
     assert capfd.readouterr() == ("", "")
@@ -618,14 +622,16 @@ def test_the_embedded_set_is_what_the_script_makes_and_its_pixels_are_unchanged(
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     script.main(FULL_FASHION, tmp_path)
+    same_tools = {name: version(name) for name in script.MADE_WITH} == script.MADE_WITH
     for split, size in script.SIZES.items():
         name = f"{split}.parquet"
-        assert (tmp_path / name).read_bytes() == (ASSETS / "fashion_small" / name).read_bytes()
+        made, ours = tmp_path / name, ASSETS / "fashion_small" / name
+        assert made.read_bytes() == ours.read_bytes() or not same_tools
         full = pq.read_table(FULL_FASHION / name)
         places = script.chosen(full["label"].to_numpy(), size)
         pictures, labels = embedded(split)
         assert labels == full["label"].take(places).to_pylist()
         originals = full["image"].take(places).to_pylist()
-        for ours, original in list(zip(pictures, originals, strict=True))[::5]:
+        for picture, original in zip(pictures, originals, strict=True):
             theirs = Image.open(io.BytesIO(original["bytes"]))
-            assert np.array_equal(Image.open(io.BytesIO(ours)), theirs)
+            assert np.array_equal(Image.open(io.BytesIO(picture)), theirs)

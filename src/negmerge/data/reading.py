@@ -103,8 +103,8 @@ def _open(
             {splits[0]: "one.parquet"},
         )
     elif any(sign in folder for sign in PATTERNS):
-        inner = files_of(place.path)
-        folder = _linked({str(file.relative_to(folder)): file for file in inner}, scratch)
+        inner = {name.removeprefix(f"{folder}/"): Path(name) for name in files_of(place.path)}
+        folder = _linked(inner, scratch)
     return load_dataset(folder, data_files=data_files, **options)
 
 

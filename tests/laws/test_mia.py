@@ -186,6 +186,42 @@ def test_the_error_covers_an_early_stop(monkeypatch):
         assert apart <= early.error + best.error
 
 
+@settings(max_examples=80, deadline=None)
+@given(SAMPLE, SAMPLE, st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.3, 3.0, 30.0]))
+def test_the_error_covers_any_weights_and_multipliers(members, non_members, seed, size):
+    best = mia.fit(members, non_members)
+    points = mia._gather(members, non_members)
+    rng = np.random.default_rng(seed)
+    alpha = mia.C * points.copies * rng.random(len(points.copies))
+    weights = best.weights + size * mia._features(rng.random(1))[0]
+    poor = mia._certified(points, alpha, mia.C * points.copies - alpha, weights)
+    apart = np.abs(poor.decision(GRID) - best.decision(GRID)).max()
+    assert apart <= poor.error + best.error
+
+
+def test_the_error_is_that_of_one_pair_of_points():
+    # One point a class at 0 and 1, weights off by 50 φ(1): by hand, the decision at 1 is off by 50
+    # from the weights and by half of 50 + 50 exp(-1) from the intercept, which counters.
+    points = mia._gather(np.ones(1), np.zeros(1))
+    best = mia.fit(np.ones(1), np.zeros(1))
+    alpha = np.full(2, 1 / (1 - np.exp(-1)))
+    weights = best.weights + 50 * mia._features(np.ones(1))[0]
+    poor = mia._certified(points, alpha, mia.C - alpha, weights)
+    off = 50 - (50 + 50 * np.exp(-1)) / 2
+    assert poor.decision(np.ones(1))[0] - 1 == pytest.approx(off, abs=1e-4)
+    assert off <= poor.error <= 10 * off
+
+
+def test_multipliers_neither_free_nor_bound_are_certified():
+    # Non-members at 1 outnumber the members, all at 1: nothing is gained by any weights, every
+    # non-member lies exactly on its margin, and the multipliers of most are zero all the same.
+    rng = np.random.default_rng(0)
+    for n, m in [(1300, 3800), (700, 3600), (200, 3000)]:
+        attack = mia.fit(*all_ones(rng, n, m))
+        assert attack.error <= mia.ACCEPTED
+        np.testing.assert_allclose(attack.decision(GRID), -1, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", [mild, overfit, one_class_predicted])
 def test_without_a_certificate_libsvm_decides(monkeypatch, kind):
     rng = np.random.default_rng(3)

@@ -1,0 +1,222 @@
+"""The membership attack beside scikit-learn's SVC: seconds, and which decisions differ.
+
+    python benchmarks/mia.py
+
+Both run on one thread and are timed from the confidences to the decisions on 5,000 forget images.
+The results are written to benchmarks/results/mia.json and mia.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.svm import SVC
+from threadpoolctl import threadpool_limits
+
+from negmerge.evaluation import mia
+
+RESULTS = Path(__file__).parent / "results"
+FORGET = 5_000
+PATIENCE = 1_000_000  # iterations of libsvm at tolerance 1e-6; it needs about one per point at 1e-3
+
+Confidence = NDArray[np.float32]
+
+
+# ------------------------------------------------------------------------------------ confidences
+
+
+def mixture(rng: np.random.Generator, size: int, sharp: float, hard: float, exact: float):
+    """Mostly near 1, a share `hard` anywhere, a share `exact` rounded to 1."""
+    x = np.where(rng.random(size) < hard, rng.beta(0.6, 1.5, size), rng.beta(sharp, 0.4, size))
+    return np.where(rng.random(size) < exact, 1.0, x).astype(np.float32)
+
+
+def overfit(rng: np.random.Generator, n: int) -> tuple[Confidence, Confidence, Confidence]:
+    """Members almost all at 1; a fifth of the rest is hard."""
+    forget = mixture(rng, FORGET, 8, 0.4, 0.05)
+    return mixture(rng, n, 60, 0.0, 0.3), mixture(rng, n, 8, 0.2, 0.1), forget
+
+
+def mild(rng: np.random.Generator, n: int) -> tuple[Confidence, Confidence, Confidence]:
+    """Members a little surer than the rest, much overlap."""
+    forget = mixture(rng, FORGET, 6, 0.3, 0.0)
+    return mixture(rng, n, 8, 0.05, 0.0), mixture(rng, n, 8, 0.12, 0.0), forget
+
+
+def alike(rng: np.random.Generator, n: int) -> tuple[Confidence, Confidence, Confidence]:
+    """Nothing to learn: one distribution for both."""
+    forget = mixture(rng, FORGET, 4, 0.1, 0.0)
+    return mixture(rng, n, 4, 0.1, 0.0), mixture(rng, n, 4, 0.1, 0.0), forget
+
+
+def collapsed(rng: np.random.Generator, n: int) -> tuple[Confidence, Confidence, Confidence]:
+    """A model that answers one class, so surely that the rest is 0; a tenth fewer non-members."""
+    members, rest, forget = (rng.random(s) < 0.1 for s in (n, n * 9 // 10, FORGET))
+    return members.astype(np.float32), rest.astype(np.float32), forget.astype(np.float32)
+
+
+RUNS = {
+    2_000: (overfit, mild, alike, collapsed),
+    10_000: (overfit, mild, alike, collapsed),
+    20_000: (overfit, mild, alike),  # SVC takes a minute for each
+}
+
+
+# ------------------------------------------------------------------------------------ measurements
+
+
+def measure(make: Callable[..., tuple[Confidence, ...]], points: int) -> dict[str, Any]:
+    members, rest, forget = make(np.random.default_rng(points), points // 2)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        attack = mia.fit(members, rest)
+        ours = attack.predict_member(forget)
+        seconds.append(time.perf_counter() - begin)
+    row: dict[str, Any] = {
+        "confidences": make.__name__,
+        "points": len(members) + len(rest),
+        "seconds": statistics.median(seconds),
+        "error_bound": attack.error,
+        "score": 100 * float(np.mean(~ours)),
+    }
+    decision = attack.decision(forget)
+    for name, tol, cache, limit in [
+        ("svc", 1e-3, 200, -1),
+        ("svc_cache_2000", 1e-3, 2000, -1),
+        ("svc_tol_1e-6", 1e-6, 2000, PATIENCE),
+    ]:
+        spent, svc, theirs = with_svc(members, rest, forget, tol=tol, cache_size=cache, limit=limit)
+        value = svc.decision_function(forget.astype(np.float64)[:, None])
+        differ = ours != theirs
+        row[name] = {
+            "seconds": spent,
+            "ratio": spent / row["seconds"],
+            "iterations": int(svc.n_iter_[0]),
+            "converged": not svc.fit_status_,
+            "decisions_that_differ": int(differ.sum()),
+            "largest_decision_value_where_they_differ": float(
+                np.abs(decision[differ]).max(initial=0.0)
+            ),
+            "largest_difference_of_decision_values": float(np.abs(decision - value).max()),
+            "score_minus_ours": 100 * float(np.mean(~theirs)) - row["score"],
+        }
+    return row
+
+
+def with_svc(
+    members: Confidence,
+    rest: Confidence,
+    forget: Confidence,
+    tol: float,
+    cache_size: int,
+    limit: int,
+) -> tuple[float, SVC, NDArray[np.bool_]]:
+    x = np.concatenate([members, rest]).astype(np.float64)[:, None]
+    label = np.repeat([1, 0], [len(members), len(rest)])
+    svc = SVC(C=3, kernel="rbf", gamma="auto", tol=tol, cache_size=cache_size, max_iter=limit)
+    begin = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # recorded as not converged
+        svc.fit(x, label)
+    predicted = svc.predict(forget.astype(np.float64)[:, None]) == 1
+    return time.perf_counter() - begin, svc, predicted
+
+
+# ------------------------------------------------------------------------------------------ report
+
+
+def machine() -> dict[str, Any]:
+    model = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "processor": model[0].partition(":")[2].strip() if model else platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "scikit-learn": sklearn.__version__,
+        "numpy": np.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    m = found["machine"]
+    lines = [
+        "# The membership attack, measured",
+        "",
+        f"`{found['command']}` on {m['processor']}, {m['cores']} cores (one used), Python "
+        f"{m['python']}, scikit-learn {m['scikit-learn']}, NumPy {m['numpy']}, {m['date']}, "
+        f"{found['minutes']:.1f} minutes. Confidences are synthetic. Seconds from them to "
+        f"{FORGET:,} decisions: ours the median of five, SVC's once.",
+        "",
+        "| confidences | points | ours, s | SVC, s | SVC, cache 2 GB, s | times faster | "
+        "error bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in found["rows"]:
+        faster = min(r[k]["ratio"] for k in ("svc", "svc_cache_2000"))
+        lines.append(
+            f"| {r['confidences']} | {r['points']:,} | {r['seconds']:.3f} | "
+            f"{r['svc']['seconds']:.2f} | {r['svc_cache_2000']['seconds']:.2f} | {faster:.0f} | "
+            f"{r['error_bound']:.0e} |"
+        )
+    lines += [
+        "",
+        "The error bound is on our decision values. The next table has the decisions that differ "
+        f"among {FORGET:,}, our largest |decision value| among those, the largest difference of "
+        "decision values, and SVC's score less ours in percentage points. Times faster is to the "
+        "quicker of the two SVCs.",
+        "",
+        "| confidences | points | SVC's tolerance | differ | at most at | difference | score |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in found["rows"]:
+        for name, tol in [("svc", "1e-3"), ("svc_tol_1e-6", "1e-6")]:
+            s = r[name]
+            stopped = "" if s["converged"] else f", stopped after {s['iterations']:,} iterations"
+            lines.append(
+                f"| {r['confidences']} | {r['points']:,} | {tol}{stopped} | "
+                f"{s['decisions_that_differ']} | "
+                f"{s['largest_decision_value_where_they_differ']:.1e} | "
+                f"{s['largest_difference_of_decision_values']:.1e} | "
+                f"{s['score_minus_ours']:+.2f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    begun = time.perf_counter()
+    rows = []
+    with threadpool_limits(1):
+        for points, makers in RUNS.items():
+            for make in makers:
+                rows.append(measure(make, points))
+                print(json.dumps(rows[-1]), flush=True)
+    found = {
+        "command": "python benchmarks/mia.py",
+        "machine": machine(),
+        "minutes": (time.perf_counter() - begun) / 60,
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "mia.json").write_text(json.dumps(found, indent=2) + "\n")
+    (RESULTS / "mia.md").write_text(as_markdown(found))
+    print(f"written to {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -113,7 +113,7 @@ CONFIDENCE = st.one_of(
 SAMPLE = st.lists(CONFIDENCE, min_size=1, max_size=30).map(np.array)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SAMPLE, SAMPLE)
 def test_no_svc_finds_a_better_solution(members, non_members):
     attack = mia.fit(members, non_members)
@@ -126,7 +126,7 @@ def test_no_svc_finds_a_better_solution(members, non_members):
     np.testing.assert_allclose(attack.decision(GRID), theirs, atol=5e-3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SAMPLE, SAMPLE, st.randoms(use_true_random=False))
 def test_order_and_copies_do_not_matter(members, non_members, random):
     shuffled = members.tolist()
@@ -186,7 +186,7 @@ def test_the_error_covers_an_early_stop(monkeypatch):
         assert apart <= early.error + best.error
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SAMPLE, SAMPLE, st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.3, 3.0, 30.0]))
 def test_the_error_covers_any_weights_and_multipliers(members, non_members, seed, size):
     best = mia.fit(members, non_members)

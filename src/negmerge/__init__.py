@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from negmerge.errors import NegMergeError as NegMergeError
+    from negmerge.hyperparameters import HyperParameters as HyperParameters
     from negmerge.merge.accumulator import Accumulator as Accumulator
     from negmerge.merge.engine import merge as merge
-    from negmerge.hyperparameters import HyperParameters as HyperParameters
     from negmerge.patching import apply as apply
     from negmerge.pipeline import run as run
     from negmerge.recipe import Pool as Pool

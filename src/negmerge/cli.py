@@ -296,7 +296,6 @@ def list_(
     if json_:
         print(json.dumps(found))
         return
-    from rich.console import Console
     from rich.table import Table
 
     fields = [field for field in next(iter(found.values())) if field != "paper"]
@@ -306,7 +305,8 @@ def list_(
         if "paper" in entry:
             cells[0] += f"\n[dim]{entry['paper']}[/]"
         table.add_row(name, *cells, end_section=True)
-    Console().print(table)
+    table.columns[0].no_wrap = True
+    show([table])
 
 
 def _cell(value: Any) -> str:

@@ -13,8 +13,9 @@ from negmerge.evaluation.predictions import predict
 from negmerge.evaluation.scores import score
 from negmerge.executors import Advance
 from negmerge.files import write_file
+from negmerge.recipe import Search
 from negmerge.scenario import Problem
-from negmerge.search import sweep, write_rows
+from negmerge.search import criteria, search_scale, write_rows
 from negmerge.task_vector import TaskVector
 
 
@@ -23,6 +24,7 @@ class Sweep:
     """A λ sweep to run.
 
     vector: a patch, or a pool member if `member`; then τ is its own task vector.
+    search, criterion, reference: which λ are tried, and when there are enough.
     out: the CSV to write. partial: keeps the rows while it runs.
     """
 
@@ -31,7 +33,9 @@ class Sweep:
     base: Path
     vector: Path
     member: bool
-    scales: tuple[float, ...]
+    search: Search
+    criterion: str
+    reference: dict[str, Any] | None
     out: Path
     partial: Path
 
@@ -43,7 +47,16 @@ def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
     tau = open_vector(job.vector)
     model = problem.network(job.base)
     feeds = problem.scoring_feeds("choose")
-    rows = sweep(model, tau, job.scales, feeds, partial=job.partial, advance=advance)
+    rows = search_scale(
+        model,
+        tau,
+        job.search,
+        criteria.get(job.criterion),
+        job.reference,
+        feeds,
+        partial=job.partial,
+        advance=advance,
+    )
     write_rows(job.out, rows)
     job.partial.unlink(missing_ok=True)
     return time.perf_counter() - begun

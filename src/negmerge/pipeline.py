@@ -18,7 +18,6 @@ from negmerge.measuring import Evaluation, Sweep, run_evaluation, run_sweep
 from negmerge.merge.accumulator import Accumulator
 from negmerge.merge.engine import merge
 from negmerge.merge.rules import make_rule, rules
-from negmerge.models.weights import save_model
 from negmerge.parallel import available_workers
 from negmerge.patching import apply
 from negmerge.pool import Job, make_job, run_job, samples_of
@@ -30,6 +29,7 @@ from negmerge.search import Choice, choose, criteria, read_rows
 from negmerge.task_vector import TaskVector
 
 SELECTORS = ("single_best",)
+NO_REFERENCE = "no retrain reference: efficacy not measured"
 
 
 def run(
@@ -48,11 +48,12 @@ def run(
         recipe = load_recipe(recipe, changes)
     folder = Run("runs/recipe" if out is None else out)
     check_methods(recipe)
+    progress = progress or Quiet()
+    scenario = Scenario(recipe, progress)
+    scenario.check()  # before anything is written
     with folder.working():
         if folder.finished_with(recipe.dump()):
             return folder
-        progress = progress or Quiet()
-        scenario = Scenario(recipe, progress)
         members = len(recipe.pool.members())
         workers, threads = thread_split(recipe.workers, available_workers(None), members)
         with LocalProcesses(partial(Scenario, recipe), workers, threads) as executor:
@@ -97,13 +98,13 @@ class Pipeline:
         self.recipe, self.folder, self.progress = recipe, folder, progress
         self.problem, self.executor = problem, executor
         self.criterion = criteria.get(recipe.criterion)
-        self.scales = recipe.search.grid()
         self.warnings: list[str] = []
 
     def run(self) -> Run:
         """The paper's algorithm, stage by stage."""
-        self.prepare()
-        original, retrained = self.train_originals()
+        original, retrained = self.plan_originals()
+        self.break_seal()
+        self.train_originals(original, retrained)
         pool = self.fine_tune()
         patches = self.merge_all(pool)
         reference = self.score_retrained(retrained)
@@ -116,8 +117,8 @@ class Pipeline:
 
     # --------------------------------------------------------------------------------------- stages
 
-    def prepare(self) -> None:
-        """Open and check the data before anything is written; then the seal is broken."""
+    def break_seal(self) -> None:
+        """From here on the folder holds an unfinished run of this recipe."""
         about = self.problem.describe()
         if about["forgotten_class"] is not None and self.criterion.name == "match_holdout":
             self.warnings.append(
@@ -127,35 +128,31 @@ class Pipeline:
         self.folder.manifest.unlink(missing_ok=True)
         write_file(self.folder.recipe, self.recipe.dump().encode())
 
-    def train_originals(self) -> tuple[Job, Job | None]:
-        """θ_ori on retain ∪ forget, and the reference that never saw the forget set."""
+    def plan_originals(self) -> tuple[Job, Job | None]:
+        """The jobs of original and reference; a folder that holds others is left as it is."""
         make = partial(
             make_job, self.problem, settings=self.recipe.train, states=self.folder.states
         )
         original = make("original model", "train", out=lambda _: self.folder.base)
-        jobs, given = [original], [self.recipe.model.weights]
+        if self.recipe.model.weights is not None:
+            original = original.given(self.recipe.model.weights)
+        retrained = None
         if self.recipe.retrain is not None:
-            jobs.append(make("retrained model", "retain", out=lambda _: self.folder.retrain))
-            given.append(self.recipe.retrain.weights)
-        for k, weights in enumerate(given):
-            if weights is not None:
-                jobs[k] = self.adopt(jobs[k], weights)
-            elif jobs[k].out.exists() and not jobs[k].done():
+            retrained = make("retrained model", "retain", out=lambda _: self.folder.retrain)
+            if self.recipe.retrain.weights is not None:
+                retrained = retrained.given(self.recipe.retrain.weights)
+        for job in (original, retrained):
+            if job is not None and job.out.exists() and not job.done():
                 raise MismatchError(
-                    f"{jobs[k].out}: was made by another recipe, and nothing is overwritten; "
+                    f"{job.out}: was made by another recipe, and nothing is overwritten; "
                     "name another --out, or remove the folder"
                 )
-        self.train_all("training original and reference", jobs)
-        return jobs[0], jobs[1] if len(jobs) > 1 else None
+        return original, retrained
 
-    def adopt(self, job: Job, weights: Path) -> Job:
-        """Take a model from a file instead of training it."""
-        network = self.problem.network(weights)
-        job = job.renamed(identity("file", file_digest(weights)))
-        if not job.done():
-            write_json(job.record, {"id": job.id, "samples": 0, "seconds": 0.0})
-            save_model(job.out, network, {"id": job.id})
-        return job
+    def train_originals(self, original: Job, retrained: Job | None) -> None:
+        """θ_ori on retain ∪ forget, and the reference that never saw the forget set."""
+        jobs = [job for job in (original, retrained) if job is not None]
+        self.train_all("training original and reference", jobs)
 
     def fine_tune(self) -> list[Job]:
         """θ_ft,k: the pool, fine-tuned from the original on the forget set."""
@@ -244,9 +241,10 @@ class Pipeline:
         reference: dict[str, Any] | None,
     ) -> dict[str, Found]:
         """λ of every method: sweep, then choose."""
-        merged = {title: self.make_sweep(title, patch) for title, patch in patches.items()}
+        make = partial(self.make_sweep, reference)
+        merged = {title: make(title, patch) for title, patch in patches.items()}
         single = any(method.name == "single_best" for method in self.recipe.methods)
-        members = [self.make_sweep(f"member-{j.id}", j.out, True) for j in pool] if single else []
+        members = [make(f"member-{job.id}", job.out, True) for job in pool] if single else []
         self.sweep_all([*merged.values(), *members])
         found: dict[str, Found] = {}
         for method in self.recipe.methods:
@@ -254,14 +252,15 @@ class Pipeline:
                 result = self.single_best(method.title, pool, members, reference)
             else:
                 one = merged[method.title]
-                choice = choose(read_rows(one.out), self.criterion, reference)
+                rows = read_rows(one.out)
+                choice = choose(rows, self.criterion, reference)
                 seconds = self.seconds_of(f"patches/{method.title}", f"sweeps/{one.title}")
-                result = Found(choice, one.vector, len(self.scales), seconds)
+                result = Found(choice, one.vector, len(rows), seconds)
             found[method.title] = result
             if result.choice.edge:
                 self.warnings.append(
-                    f"{method.title}: the chosen λ = {result.choice.scale:g} is the largest that "
-                    "was tried; a larger one may do better: raise search.stop"
+                    f"{method.title}: no λ was better than the largest that was tried; a larger "
+                    "one may be: raise search.stop or search.limit"
                 )
         return found
 
@@ -269,7 +268,8 @@ class Pipeline:
         self, title: str, pool: list[Job], sweeps: list[Sweep], reference: dict[str, Any] | None
     ) -> Found:
         """The member that does best with its own λ: n × m evaluations."""
-        choices = [choose(read_rows(s.out), self.criterion, reference) for s in sweeps]
+        rows = [read_rows(s.out) for s in sweeps]
+        choices = [choose(r, self.criterion, reference) for r in rows]
         best = min(range(len(pool)), key=lambda k: choices[k].loss)
         base, member = self.folder.base, pool[best]
         patch = self.make_patch(
@@ -279,7 +279,7 @@ class Pipeline:
         )
         seconds = self.seconds_of(*(f"sweeps/{s.title}" for s in sweeps))
         detail = {"member": member.id, "settings": member.settings.model_dump(mode="json")}
-        return Found(choices[best], patch, len(pool) * len(self.scales), seconds, detail)
+        return Found(choices[best], patch, sum(map(len, rows)), seconds, detail)
 
     def score_all(
         self,
@@ -295,7 +295,7 @@ class Pipeline:
         first = scores.pop(0) | cost_of([original])
         second = None if retrained is None else scores.pop(0) | cost_of([retrained])
         if second is None:
-            self.warnings.append("no retrain reference: efficacy not measured")
+            self.warnings.append(NO_REFERENCE)
         else:
             first["avg_gap"], second["avg_gap"] = avg_gap(first, second), 0.0
         training = cost_of(pool)
@@ -353,7 +353,8 @@ class Pipeline:
         """Train what is not done; each is handed to `then` as it is done."""
         todo = [job for job in jobs if not job.done()]
         if todo:
-            self.progress.stage(title, sum(samples_of(self.problem, j) for j in todo), "samples")
+            total = sum(samples_of(self.problem, job) for job in todo if job.steps)
+            self.progress.stage(title, total, "samples")
             for place, _ in self.executor.map(run_job, todo, self.progress.advance):
                 then(todo[place])
 
@@ -366,17 +367,24 @@ class Pipeline:
             self.folder.finished_unit(name, made_from, time.perf_counter() - begun)
         return path
 
-    def make_sweep(self, title: str, vector: Path, member: bool = False) -> Sweep:
+    def make_sweep(
+        self, reference: dict[str, Any] | None, title: str, vector: Path, member: bool = False
+    ) -> Sweep:
         """A sweep with its id: whatever its rows depend on."""
-        search = [self.scales, self.criterion.looks, self.recipe.search.samples, self.recipe.seed]
-        made_from = identity(file_digest(vector), search, self.problem.identity)
+        search = self.recipe.search
+        depends = [search.grid(), self.criterion.looks, search.samples, self.recipe.seed]
+        if search.limit is not None:
+            depends += [search.limit, self.criterion.name, reference]
+        made_from = identity(file_digest(vector), depends, self.problem.identity)
         return Sweep(
             made_from,
             title,
             self.folder.base,
             vector,
             member,
-            self.scales,
+            search,
+            self.criterion.name,
+            reference,
             self.folder.sweep(title),
             self.folder.states / f"{made_from}.csv",
         )
@@ -385,7 +393,7 @@ class Pipeline:
         todo = [s for s in sweeps if not self.folder.has(f"sweeps/{s.title}", s.id, s.out)]
         if todo:
             size = sum(len(feed) for feed in self.problem.scoring_feeds("choose").values())
-            total = size * len(self.scales) * len(todo)
+            total = size * len(self.recipe.search.grid()) * len(todo)
             self.progress.stage(f"searching λ in {len(todo)} sweeps", total, "samples")
             for place, seconds in self.executor.map(run_sweep, todo, self.progress.advance):
                 self.folder.finished_unit(f"sweeps/{todo[place].title}", todo[place].id, seconds)

@@ -16,11 +16,11 @@ from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed
 from negmerge.errors import FileError, NegMergeError
 from negmerge.executors import Advance
-from negmerge.files import write_file
+from negmerge.files import file_digest, write_file
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import metadata_of, save_model
 from negmerge.scenario import Part, Problem, identity
-from negmerge.training import VERSION, train
+from negmerge.training import VERSION, Trained, train
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Job:
     title: for people. part: the data it sees. start: weights to start from; fresh ones if None.
     out: the model file; beside it goes a `.json` with what the training cost.
     state: the file that keeps the training while it runs.
+    steps: False if the weights it starts from are the result.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Job:
     start: Path | None
     out: Path
     state: Path
+    steps: bool = True
 
     @property
     def record(self) -> Path:
@@ -54,9 +56,9 @@ class Job:
         except FileError:
             return False
 
-    def renamed(self, name: str) -> Job:
-        """The same job under another id."""
-        return replace(self, id=name, state=self.state.with_name(name))
+    def given(self, weights: Path) -> Job:
+        """The same model from a file instead: nothing is left to train."""
+        return replace(self, id=identity("file", file_digest(weights)), start=weights, steps=False)
 
     def cost(self) -> dict[str, Any]:
         """What the training cost."""
@@ -87,11 +89,13 @@ def make_job(
 def run_job(problem: Problem, job: Job, advance: Advance) -> None:
     """Train, or go on training; the record and then the model appear, and the state goes."""
     network = problem.network(job.start, job.seed)
-    feed: Feed = problem.training_feed(job.part)
-    try:
-        cost = train(network, feed, job.settings, job.seed, state=job.state, advance=advance)
-    except NegMergeError as error:
-        raise type(error)(f"{job.title}: {error}") from None
+    cost = Trained(0, 0.0, 0.0)
+    if job.steps:
+        feed: Feed = problem.training_feed(job.part)
+        try:
+            cost = train(network, feed, job.settings, job.seed, state=job.state, advance=advance)
+        except NegMergeError as error:
+            raise type(error)(f"{job.title}: {error}") from None
     settings = job.settings.model_dump(mode="json")
     record = {"id": job.id, "title": job.title, "settings": settings} | vars(cost)
     job.out.parent.mkdir(parents=True, exist_ok=True)
@@ -101,5 +105,5 @@ def run_job(problem: Problem, job: Job, advance: Advance) -> None:
 
 
 def samples_of(problem: Problem, job: Job) -> int:
-    """How many samples a training will process."""
+    """How many samples a training by these settings processes."""
     return job.settings.epochs * len(problem.training_feed(job.part))

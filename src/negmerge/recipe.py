@@ -154,6 +154,8 @@ class Search(Strict):
     stop: Positive = 1.0
     count: Annotated[int, Field(ge=2)] = 21
     """λ runs over `count` even steps from 0 to `stop`, unless `scales` lists them."""
+    limit: Positive | None = None
+    """While the largest λ is as good as any, the grid grows up to here; not given: it does not."""
     criterion: Literal["match_holdout", "keep_retain", "oracle"] | None = None
     """Not given: match_holdout for records, keep_retain for a whole class."""
     samples: Count = 2000
@@ -168,6 +170,20 @@ class Search(Strict):
         if self.scales is not None:
             return tuple(sorted({0.0, *self.scales}))
         return tuple(round(self.stop * i / (self.count - 1), 10) for i in range(self.count))
+
+    def beyond(self, scales: tuple[float, ...]) -> tuple[float, ...]:
+        """The λ to try after these: up to twice as far in steps twice as long, within the limit.
+
+        >>> search = Search(stop=1.0, count=5, limit=3.0)
+        >>> search.beyond(search.grid()), search.beyond((0.0, 1.0, 1.5, 2.0))
+        ((1.5, 2.0), (3.0,))
+        """
+        if self.scales is not None or self.limit is None:
+            return ()
+        last, step = scales[-1], 2 * (scales[-1] - scales[-2])
+        count = round(last / step)
+        more = (round(last + step * k, 10) for k in range(1, count + 1))
+        return tuple(scale for scale in more if scale <= self.limit)
 
 
 class Recipe(Strict):

@@ -16,8 +16,9 @@ from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed
 from negmerge.data.splits import Parts, Splits, divide, make_splits
+from negmerge.errors import FileError
 from negmerge.files import file_digest
-from negmerge.models.classifiers import create, final_linear
+from negmerge.models.classifiers import create, final_linear, models
 from negmerge.models.weights import load_model
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
@@ -58,6 +59,18 @@ class Scenario:
     def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
         self.recipe, self.progress, self.seed = recipe, progress, recipe.seed
         self.looks = recipe.criterion == "oracle"
+
+    def check(self) -> None:
+        """Find what is wrong with the recipe's data, model or files before hours of work."""
+        models.get(self.recipe.model.name)
+        given = {"model.weights": self.recipe.model.weights, "model.init": self.recipe.model.init}
+        given["retrain.weights"] = self.recipe.retrain and self.recipe.retrain.weights
+        for field, path in given.items():
+            if path is not None and not path.is_file():
+                raise FileError(f"{path}: not there; {field} names a .safetensors file")
+        if self.recipe.model.weights is not None:
+            self.network(self.recipe.model.weights)
+        self.splits  # noqa: B018 (opens the data and cuts it)
 
     # ----------------------------------------------------------------------------------------- data
 

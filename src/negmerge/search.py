@@ -16,6 +16,7 @@ from negmerge.errors import FileError, OptionError, ValueRangeError
 from negmerge.evaluation.predictions import predict
 from negmerge.evaluation.scores import METRICS, accuracy, avg_gap, score
 from negmerge.files import write_file
+from negmerge.recipe import Search
 from negmerge.registry import Registry
 from negmerge.task_vector import TaskVector
 
@@ -50,10 +51,10 @@ def sweep(
     """
     rows = read_rows(partial) if partial is not None and partial.exists() else []
     size = sum(len(feed) for feed in feeds.values())
-    advance(size * len(rows))
     done = {row["scale"] for row in rows}
     for scale in scales:
         if scale in done:
+            advance(size)
             continue
         try:
             with tau.applied(model, -scale):
@@ -63,6 +64,28 @@ def sweep(
         if partial is not None:
             write_rows(partial, rows)
     return rows
+
+
+def search_scale(
+    model: nn.Module,
+    tau: TaskVector,
+    search: Search,
+    criterion: Criterion,
+    reference: Mapping[str, Any] | None,
+    feeds: Mapping[str, Feed],
+    *,
+    partial: Path | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Row]:
+    """Sweep the grid, and on beyond its edge while the largest λ is as good as any."""
+    scales = search.grid()
+    while True:
+        rows = sweep(model, tau, scales, feeds, partial=partial, advance=advance)
+        more = search.beyond(scales)
+        if not more or not choose(rows, criterion, reference).edge:
+            return rows
+        scales = (*scales, *more)
+        advance = lambda count: None  # noqa: E731 (what was announced is done)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -109,7 +132,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen λ, how good it was by the criterion, and whether it is the largest tried."""
+    """The chosen λ, how good it was by the criterion, and whether the largest was as good."""
 
     scale: float
     loss: float
@@ -136,7 +159,7 @@ def choose(
     if not allowed:
         raise ValueRangeError(f"no λ satisfies {criterion.name}; try other scales")
     loss, scale = min(allowed)
-    return Choice(scale, loss, scale == ordered[-1]["scale"])
+    return Choice(scale, loss, losses[-1][0] == loss)
 
 
 def _match_holdout(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import tempfile
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from negmerge.errors import OptionError
 from negmerge.executors import InProcess
 from negmerge.files import file_digest
 from negmerge.models.weights import load_model, save_model
-from negmerge.pipeline import Pipeline, check_methods
+from negmerge.pipeline import NO_REFERENCE, Pipeline, check_methods
 from negmerge.progress import Progress, make_progress
 from negmerge.recipe import Data, Model, Pool, Recipe, Search
 from negmerge.rundir import Run
@@ -68,7 +69,7 @@ def unlearn(
         stack.enter_context(folder.working())
         given = folder.states / "given.safetensors"
         save_model(given, model, {})
-        search = search or Search()
+        search = search or Search(limit=16.0)
         if search.criterion is None:
             criterion = "match_holdout" if "test" in splits else "keep_retain"
             search = search.model_copy(update={"criterion": criterion})
@@ -87,6 +88,9 @@ def unlearn(
         if not folder.finished_with(recipe.dump()):
             shows = stack.enter_context(make_progress()) if progress is None else progress
             Pipeline(recipe, folder, own, InProcess(own), shows).run()
+        for text in folder.scores["warnings"]:
+            if text != NO_REFERENCE:
+                warnings.warn(text, stacklevel=2)
         forgot = copy.deepcopy(model)
         load_model(folder.unlearned, forgot)
     return forgot

@@ -91,7 +91,7 @@ def test_mistakes_are_told(change, message):
 
 @pytest.mark.parametrize("method", ["tees", "{name: ties, options: {densty: 1}}"])
 def test_unknown_methods_and_options(method):
-    with pytest.raises(NegMergeError, match="tees|densty"):
+    with pytest.raises(NegMergeError, match=r"tees|densty"):
         check_methods(load_recipe("demo", [f"methods=[{method}]"]))
 
 
@@ -112,7 +112,7 @@ def test_bad_files(tmp_path: Path, text, message):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(NegMergeError, match="one of: .*demo"):
+    with pytest.raises(NegMergeError, match=r"one of: .*demo"):
         load_recipe("dmo")
 
 

@@ -36,7 +36,7 @@ def test_match_holdout_by_brute_force(rows):
     nearest = min(abs(row["acc_forget"] - target) for row in rows)
     first = next(row for row in rows if abs(row["acc_forget"] - target) == nearest)
     assert found.scale == first["scale"]
-    assert found.edge == (first is rows[-1])
+    assert found.edge == (abs(rows[-1]["acc_forget"] - target) == nearest)
 
 
 @given(rows_of)

@@ -122,7 +122,7 @@ def toy_feed() -> DatasetFeed:
 
 def test_divergence_is_an_error():
     settings = HyperParameters(epochs=50, batch=4, lr=1e30)
-    with pytest.raises(ValueRangeError, match="diverged.*smaller learning rate"):
+    with pytest.raises(ValueRangeError, match=r"diverged.*smaller learning rate"):
         train(nn.Linear(2, 2), toy_feed(), settings, seed=0)
 
 

@@ -1,0 +1,364 @@
+"""The main job through the command line: to the end, killed and resumed, and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import negmerge as nm
+from negmerge.rundir import without_seconds
+
+TINY = """
+title: A tiny run
+data: {name: fashion_small, limit: {train: 300, test: 100}}
+split: {forget: {fraction: 0.2}, validation: 0.1}
+train: {epochs: 6, batch: 32, lr: 0.05, augment: {crop: 2, flip: true}}
+pool:
+  settings: {batch: 16, lr: 0.05, momentum: 0.9}
+  grid: {epochs: [2, 3], label_smoothing: [0.0, 0.1]}
+methods:
+  - consensus
+  - uniform
+  - ties
+  - magmax
+  - {name: consensus, options: {quorum: 0.7}, label: most}
+  - single_best
+search: {stop: 1.0, count: 5, limit: 2.0, samples: 60}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unlearn")
+    (folder / "tiny.yaml").write_text(TINY)
+    return folder
+
+
+def start(place: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "negmerge.cli", *arguments]
+    known = os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command,
+        cwd=place,
+        env=known | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def negmerge(place: Path, *arguments: str, code: int = 0, **environment: str):
+    process = start(place, *arguments, **environment)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err or out
+    return out, err
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    """One whole run, which the tests only look at."""
+    out, err = negmerge(place, "unlearn", "tiny.yaml", "--out", "whole")
+    assert "A tiny run" in out
+    assert "Traceback" not in err
+    return place / "whole"
+
+
+def manifest(run: Path) -> dict:
+    return json.loads((run / "manifest.json").read_text())
+
+
+def temporary_files(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob(".*") if p.is_file() or p.name == ".state"]
+
+
+def test_the_run_directory_is_the_contracts(finished: Path):
+    names = {p.relative_to(finished).as_posix() for p in finished.rglob("*") if p.is_file()}
+    assert {"recipe.yaml", "base.safetensors", "scores.json", "manifest.json"} <= names
+    assert "unlearned/model.safetensors" in names
+    for method in ("consensus", "uniform", "ties", "magmax", "most", "single_best"):
+        assert f"patches/{method}.safetensors" in names
+    assert len([n for n in names if n.startswith("pool/") and n.endswith(".safetensors")]) == 4
+    assert not temporary_files(finished)
+    assert names - {"manifest.json"} == set(manifest(finished)["files"])
+
+
+def test_scores_have_every_number_and_its_control(finished: Path):
+    scores = json.loads((finished / "scores.json").read_text())
+    rows = [scores["original"], scores["retrain"], *scores["methods"]]
+    for row in rows:
+        for metric in ("acc_retain", "acc_forget", "acc_test", "mia"):
+            low, high = row["intervals"][metric]
+            assert 0 <= low <= row[metric] <= high <= 100
+        gaps = [abs(row[m] - scores["retrain"][m]) for m in ("acc_retain", "acc_forget")]
+        gaps += [abs(row[m] - scores["retrain"][m]) for m in ("acc_test", "mia")]
+        assert row["avg_gap"] == pytest.approx(sum(gaps) / 4)
+    assert [m["method"] for m in scores["methods"]] == [
+        "consensus", "uniform", "ties", "magmax", "most", "single_best",
+    ]  # fmt: skip
+    for method in scores["methods"]:
+        assert method["scale"] >= 0
+        assert method["splits"] == "forget"
+        assert not method["looked"]
+        # 4 members × 2.5 epochs × 54 records over 6 epochs × 216 records
+        assert method["cost_ratio"] == pytest.approx(4 * 2.5 * 54 / (6 * 216))
+    sizes = scores["splits"]["sizes"]
+    assert sizes == {"retain": 216, "forget": 54, "validation": 30, "test": 100}
+    assert scores["original"]["samples"] == {"retain": 156, "forget": 27, "test": 100}
+
+
+def test_the_unlearned_model_is_base_minus_lambda_tau(finished: Path, tmp_path: Path):
+    scores = json.loads((finished / "scores.json").read_text())
+    tau = nm.TaskVector.load(finished / "patches/consensus.safetensors")
+    out = tmp_path / "again.safetensors"
+    nm.apply(finished / "base.safetensors", -scores["methods"][0]["scale"] * tau, out)
+    assert out.read_bytes() == (finished / "unlearned/model.safetensors").read_bytes()
+
+
+def test_patches_are_those_of_the_merge_command(finished: Path, tmp_path: Path):
+    members = sorted(str(p) for p in finished.glob("pool/*/*.safetensors"))
+    for rule in ("ties", "magmax"):
+        out = tmp_path / f"{rule}.safetensors"
+        negmerge(
+            tmp_path, "merge", str(finished / "base.safetensors"), *members, "--rule", rule,
+            "-o", str(out),
+        )  # fmt: skip
+        assert out.read_bytes() == (finished / f"patches/{rule}.safetensors").read_bytes()
+
+
+def test_lambda_is_the_criterions(finished: Path):
+    scores = json.loads((finished / "scores.json").read_text())
+    with (finished / "sweeps/uniform.csv").open() as file:
+        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    target = rows[0]["acc_holdout"]
+    best = min(rows, key=lambda r: (abs(r["acc_forget"] - target), r["scale"]))
+    assert scores["methods"][1]["scale"] == best["scale"]
+
+
+def test_run_again_changes_nothing_and_is_quick(finished: Path, place: Path):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
+    out, _ = negmerge(place, "unlearn", "tiny.yaml", "--out", "whole")
+    assert "A tiny run" in out
+    assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
+
+
+def test_killed_at_random_and_resumed_gives_the_same_hashes(finished: Path, place: Path):
+    rng = random.Random(4)
+    run = place / "killed"
+    kills, seen = 0, set()
+    for wait in [rng.uniform(3.5, 7) for _ in range(6)]:
+        process = start(place, "unlearn", "tiny.yaml", "--out", "killed")
+        try:
+            process.wait(wait)
+            assert process.returncode == 0, process.stderr.read()
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process.stdout.close(), process.stderr.close()
+            kills += 1
+        assert not (run / "manifest.json").exists()
+        done = {p: p.stat().st_mtime_ns for p in run.glob("**/*.safetensors") if p.name[0] != "."}
+        for path, changed in seen:  # nothing that was finished is made again
+            assert done.get(path) == changed
+        seen = {(p, t) for p, t in done.items() if ".state" not in p.parts}
+    else:
+        negmerge(place, "unlearn", "tiny.yaml", "--out", "killed")
+    assert kills >= 2
+    time.sleep(0.5)
+    assert not temporary_files(run)
+    ours, whole = manifest(run), manifest(finished)
+    assert ours["result"] == whole["result"]
+    weights = [n for n in whole["files"] if n.endswith((".safetensors", ".csv"))]
+    assert {n: ours["files"][n]["sha256"] for n in weights} == {
+        n: whole["files"][n]["sha256"] for n in weights
+    }
+
+
+def test_workers_die_with_a_killed_parent(place: Path):
+    process = start(place, "unlearn", "tiny.yaml", "--out", "orphans", "--set", "train.epochs=500")
+    children: list[str] = []
+    for _ in range(200):
+        time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        if len(children) >= 3 and (place / "orphans" / ".state").exists():
+            break
+    time.sleep(3)
+    process.kill()
+    process.communicate()
+    time.sleep(1)
+    alive = [c for c in children if _is_training(int(c))]
+    assert not alive
+
+
+def _is_training(pid: int) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"spawn_main" in line and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_interrupted_exits_130_and_two_runs_on_one_folder_are_refused(place: Path):
+    process = start(place, "unlearn", "tiny.yaml", "--out", "twice", "--set", "train.epochs=500")
+    while not (place / "twice" / "recipe.yaml").exists():
+        time.sleep(0.1)
+        assert process.poll() is None
+    _, err = negmerge(place, "unlearn", "tiny.yaml", "--out", "twice", code=2)
+    assert "another run" in err
+    assert err.count("\n") == 1
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not (place / "twice" / "manifest.json").exists()
+
+
+def test_pool_that_is_not_kept(finished: Path, place: Path):
+    methods = "methods=[consensus, uniform, ties, magmax]"
+    negmerge(
+        place, "unlearn", "tiny.yaml", "--out", "folded",
+        "--set", "pool.keep=false", "--set", methods, "--set", "search.limit=null",
+    )  # fmt: skip
+    run = place / "folded"
+    assert not list(run.glob("pool/*/*.safetensors"))
+    for rule in ("consensus", "uniform", "ties", "magmax"):
+        folded = nm.TaskVector.load(run / f"patches/{rule}.safetensors")
+        kept = nm.TaskVector.load(finished / f"patches/{rule}.safetensors")
+        assert folded.origin.n == 4
+        for name in kept:
+            np.testing.assert_allclose(folded[name], kept[name], rtol=1e-6, atol=1e-12)
+
+
+def test_a_whole_class_with_the_oracle(place: Path):
+    negmerge(
+        place, "unlearn", "tiny.yaml", "--out", "class", "--set", "split.forget={class: 2}",
+        "--set", "methods=[consensus]", "--set", "search={criterion: oracle, count: 3}",
+    )  # fmt: skip
+    scores = json.loads((place / "class" / "scores.json").read_text())
+    assert scores["splits"]["forgotten_class"] == "pullover"
+    assert scores["retrain"]["acc_forget"] == 0
+    assert scores["splits"]["sizes"]["test"] == 90
+    assert scores["methods"][0]["looked"]
+    assert scores["original"]["samples"]["forget"] == scores["splits"]["sizes"]["forget"]
+    out, _ = negmerge(place, "inspect", "class")
+    assert "chosen on the reported data" in out
+
+
+def test_weights_from_files(finished: Path, place: Path):
+    negmerge(
+        place, "unlearn", "tiny.yaml", "--out", "given", "--set", "methods=[consensus]",
+        "--set", f"model.weights={finished / 'base.safetensors'}",
+        "--set", f"retrain.weights={finished / 'retrain.safetensors'}",
+    )  # fmt: skip
+    ours = json.loads((place / "given" / "scores.json").read_text())
+    theirs = json.loads((finished / "scores.json").read_text())
+    for row in ("original", "retrain"):
+        for metric in ("acc_retain", "acc_forget", "acc_test", "mia"):
+            assert ours[row][metric] == theirs[row][metric]
+
+
+def test_another_recipe_does_not_overwrite_the_original_model(finished: Path, place: Path):
+    _, err = negmerge(
+        place, "unlearn", "tiny.yaml", "--out", "whole", "--set", "train.epochs=7", code=2
+    )
+    assert "was made by another recipe" in err
+    assert "--out" in err
+
+
+def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
+    out, _ = negmerge(place, "inspect", "whole")
+    assert "consensus" in out
+    assert "λ by match_holdout" in out
+    out, _ = negmerge(place, "inspect", "whole", "--json")
+    found = json.loads(out)
+    assert found["kind"] == "run"
+    assert found["finished"]
+    assert found["members"] == 4
+    out, _ = negmerge(place, "verify", "whole")
+    assert "as the manifest says" in out
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished), str(copy)], check=True)  # noqa: S607
+    with (copy / "patches/ties.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    _, err = negmerge(place, "verify", str(copy), code=2)
+    assert "patches/ties.safetensors" in err
+    assert "has changed" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["unlearn", "nothing.yaml"], "cannot be read"),
+        (["unlearn", "tiny.yaml", "--set", "data.name=cifarten"], "unknown data set"),
+        (["unlearn", "tiny.yaml", "--set", "data.name=cifar10"], "cifar10"),
+        (["unlearn", "tiny.yaml", "--set", "model.name=resnet19"], "did you mean"),
+        (["unlearn", "tiny.yaml", "--set", "split.forget={class: boot}"], "no such class"),
+        (["unlearn", "tiny.yaml", "--set", "split.forget={indices: no.txt}"], "no.txt"),
+        (["unlearn", "tiny.yaml", "--set", "model.weights=no.safetensors"], "model.weights"),
+        (["unlearn", "tiny.yaml", "--set", "methods=[tees]"], "unknown method"),
+        (["unlearn", "tiny.yaml", "--set", "train.lr=1e30"], "diverged"),
+        (["inspect", "nowhere"], "nowhere"),
+        (["verify", "cache"], "manifest.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(place: Path, arguments, message, tmp_path: Path):
+    out = tmp_path / "out"
+    if arguments[0] == "unlearn":
+        arguments = [*arguments, "--out", str(out)]
+    _, err = negmerge(place, *arguments, code=2)
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    if "diverged" not in message:
+        assert not out.exists()
+
+
+def test_your_own_model(capsys):
+    import runpy
+
+    example = Path(__file__).parents[2] / "examples" / "own_model.py"
+    text = example.read_text()
+    body = text[text.index("def main()") : text.index("if __name__")].strip().splitlines()
+    assert len([line for line in body if line.strip()]) <= 15
+    runpy.run_path(str(example), run_name="__main__")
+    original, unlearned = capsys.readouterr().out.splitlines()
+    before, after = (float(line.split("forget")[1].split("%")[0]) for line in (original, unlearned))
+    assert before == 100
+    assert after < 60
+
+
+def test_own_model_is_left_alone_and_resumes(tmp_path: Path):
+    import torch
+    from torch.utils.data import TensorDataset
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    data = TensorDataset(torch.randn(30, 4), torch.arange(30) % 2)
+    pool = nm.Pool(settings={"lr": 0.05, "batch": 8}, grid={"epochs": [2, 3]})
+    splits = {"forget": data, "retain": data}
+    search = nm.Search(stop=2.0, count=5)
+    options = {"pool": pool, "search": search, "out": tmp_path / "run"}
+    one = nm.unlearn(model, splits, "uniform", **options)
+    changed = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.safetensors")}
+    two = nm.unlearn(model, splits, "uniform", **options)
+    assert changed == {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.safetensors")}
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(torch.equal(v, two.state_dict()[k]) for k, v in one.state_dict().items())
+    scores = without_seconds(json.loads((tmp_path / "run/scores.json").read_text()))
+    assert scores["methods"][0]["criterion"] == "keep_retain"
+    with pytest.raises(nm.NegMergeError, match="wanted forget, and retain or test"):
+        nm.unlearn(model, {"forget": data}, pool=pool)

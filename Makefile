@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 test: $(READY) ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
-demo: $(READY) ## merge a small generated pool and show what came out
-	$(BIN)/python examples/demo.py
+demo: $(READY) ## make a small classifier forget, from data to unlearned model
+	HF_HUB_OFFLINE=1 $(BIN)/negmerge unlearn demo --out runs/demo
 
 lint: $(READY) ## format, lint, types, import contract
 	$(BIN)/ruff format --check .
@@ -18,6 +18,7 @@ lint: $(READY) ## format, lint, types, import contract
 
 bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/training.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "negmerge needs Python 3.11 or newer")'
@@ -26,4 +27,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .demo .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) runs/demo .pytest_cache .hypothesis .ruff_cache

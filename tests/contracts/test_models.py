@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +87,17 @@ def test_normalisation_is_inside_the_model():
     x = torch.rand(2, 1, 28, 28)
     assert torch.allclose(model(x), bare((x - 0.3) / 0.2), atol=1e-6)
     assert model.state_dict().keys() == bare.state_dict().keys()
+
+
+def test_the_documented_backbone():
+    """docs/extend.md adds a backbone in one function; this runs that very text."""
+    text = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    try:
+        exec(compile(code, "extend.md", "exec"), {})  # noqa: S102
+        assert make("perceptron")(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
+    finally:
+        models.remove("perceptron")
 
 
 def test_init_from_another_number_of_classes(tmp_path):

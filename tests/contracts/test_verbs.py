@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-VERBS = ["merge", "apply", "inspect", "list", "convert"]
+VERBS = ["unlearn", "merge", "apply", "inspect", "list", "convert", "verify"]
 PROBE = """
 import sys
 from negmerge.cli import main
@@ -49,6 +49,18 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
         ["list", "rules"],
     ):
         assert "torch" not in loaded(*arguments)[1], arguments
+
+
+@pytest.mark.parametrize(
+    "kind", ["rules", "selectors", "criteria", "datasets", "models", "recipes"]
+)
+def test_everything_that_has_a_name_is_listed(kind):
+    found = json.loads(loaded("list", kind, "--json")[0])
+    table, _ = loaded("list", kind)
+    assert found
+    for name, entry in found.items():
+        assert name in table
+        assert entry["summary"], name
 
 
 def test_list_rules_shows_every_rule_and_option():

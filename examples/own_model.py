@@ -32,7 +32,7 @@ def accuracy(model: nn.Module, data: Dataset) -> float:
 def main() -> None:
     model, forget, test = your_model_and_data()
     pool = nm.Pool(
-        settings={"lr": 0.1, "batch": 20, "weight_decay": 1e-4},
+        settings={"lr": 0.2, "batch": 20, "weight_decay": 1e-4},
         grid={"epochs": [10, 20], "label_smoothing": [0.0, 0.1]},
     )
     forgot = nm.unlearn(model, {"forget": forget, "test": test}, pool=pool)

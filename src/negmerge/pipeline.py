@@ -112,7 +112,7 @@ class Pipeline:
         scores = self.score_all(original, retrained, pool, found)
         self.write_unlearned(found)
         write_json(self.folder.folder / "scores.json", scores)
-        self.folder.seal()
+        self.folder.seal([job.id for job in pool], list(found))
         return self.folder
 
     # --------------------------------------------------------------------------------------- stages

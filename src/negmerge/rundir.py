@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -72,6 +72,8 @@ class Run:
                 folder.mkdir(parents=True, exist_ok=True)
         with atomic_lock(self.folder / ".lock"):
             yield
+        with suppress(OSError):  # it is empty if there was nothing to do
+            self.states.rmdir()
 
     def _folders(self) -> list[Path]:
         return [self.folder / name for name in ("pool", "patches", "sweeps", "unlearned")]
@@ -93,15 +95,23 @@ class Run:
 
     # --------------------------------------------------------------------------------- the manifest
 
-    def seal(self) -> None:
-        """Clear what only an unfinished run needs, then write the manifest."""
+    def seal(self, members: Collection[str], patches: Collection[str]) -> None:
+        """Clear what this run does not need, then write the manifest.
+
+        members: the ids of its pool; others, of an earlier pool, stay but are not listed.
+        patches: its methods; patches and sweeps of others go, they are made again in no time.
+        """
         shutil.rmtree(self.states, ignore_errors=True)
+        known = {*patches, *(f"member-{name}" for name in members)}
+        for path in (*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")):
+            if path.stem not in known:
+                path.unlink()
         files = {
             path.relative_to(self.folder).as_posix(): {
                 "bytes": path.stat().st_size,
                 "sha256": file_digest(path),
             }
-            for path in self._artefacts()
+            for path in self._artefacts(members)
         }
         manifest = {
             "format": FORMAT,
@@ -111,12 +121,16 @@ class Run:
         }
         write_json(self.manifest, manifest)
 
-    def _artefacts(self) -> list[Path]:
-        own = (self.manifest.name, ".lock")
+    def _artefacts(self, members: Collection[str]) -> list[Path]:
+        own = (self.manifest.name, ".lock", self.accumulator.name)
+        others = [p for p in self.folder.glob("pool/*/") if p.name not in members]
         return sorted(
             path
             for path in self.folder.rglob("*")
-            if path.is_file() and path.name not in own and not path.name.endswith(SUFFIX)
+            if path.is_file()
+            and path.name not in own
+            and not path.name.endswith(SUFFIX)
+            and path.parent not in others
         )
 
     def _result(self, files: Mapping[str, Mapping[str, Any]]) -> str:

@@ -85,7 +85,9 @@ def unlearn(
             search=search,
         )
         check_methods(recipe)
-        if not folder.finished_with(recipe.dump()):
+        if folder.finished_with(recipe.dump()):
+            given.unlink()
+        else:
             shows = stack.enter_context(make_progress()) if progress is None else progress
             Pipeline(recipe, folder, own, InProcess(own), shows).run()
         for text in folder.scores["warnings"]:

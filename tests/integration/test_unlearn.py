@@ -267,6 +267,25 @@ def test_weights_from_files(finished: Path, place: Path):
             assert ours[row][metric] == theirs[row][metric]
 
 
+def test_another_criterion_reuses_everything_and_leaves_no_stale_files(place: Path):
+    run = place / "changed"
+    few = ["--set", "methods=[consensus, uniform]", "--set", "pool.grid={epochs: [2, 3]}"]
+    negmerge(place, "unlearn", "tiny.yaml", "--out", "changed", *few)
+    models = {p: p.stat().st_mtime_ns for p in run.glob("pool/*/*.safetensors")}
+    models[run / "base.safetensors"] = (run / "base.safetensors").stat().st_mtime_ns
+    few[1] = "methods=[consensus]"
+    negmerge(
+        place, "unlearn", "tiny.yaml", "--out", "changed", *few,
+        "--set", "search.criterion=keep_retain",
+    )  # fmt: skip
+    assert models == {p: p.stat().st_mtime_ns for p in models}
+    assert not (run / "patches/uniform.safetensors").exists()
+    assert not (run / "sweeps/uniform.csv").exists()
+    scores = json.loads((run / "scores.json").read_text())
+    assert [m["criterion"] for m in scores["methods"]] == ["keep_retain"]
+    negmerge(place, "verify", "changed")
+
+
 def test_another_recipe_does_not_overwrite_the_original_model(finished: Path, place: Path):
     _, err = negmerge(
         place, "unlearn", "tiny.yaml", "--out", "whole", "--set", "train.epochs=7", code=2

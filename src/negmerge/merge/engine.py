@@ -20,7 +20,7 @@ from negmerge.errors import MismatchError, ValueRangeError, shown
 from negmerge.files import atomic
 from negmerge.fingerprint import digest_of, fingerprint, tensor_checksum
 from negmerge.header import TensorInfo
-from negmerge.merge import kernels
+from negmerge.merge import kernels, loop
 from negmerge.merge.assemble import NOTHING, Assembly, Piece
 from negmerge.merge.compute import Compute, Task, check_device, make_compute
 from negmerge.merge.inputs import Buffers, Inputs, PathLike, check_identical, refuse_overwriting
@@ -136,7 +136,8 @@ class Merge:
         self.workers = budget.workers(available_workers(workers))
         self.allow_duplicates = False
         # Made here so that the workers share one compiled kernel instead of compiling one each.
-        kernels.segment_kernel(*rule.parts())
+        for emit in (loop.pack, loop.settle):
+            loop.segment_kernel(*rule.streamed(), emit)
         self.n = len(inputs.members)
         self.majority = 1.0
         self.thresholds: Thresholds | None = None
@@ -226,26 +227,29 @@ class Merge:
         name = segment.info.name
         assert self.thresholds is not None
         count = segment.stop - segment.start
-        room = worker.room(assembly.kind)
         if assembly.whole is None:
-            out, mask, kept = room[:0], np.empty(-(-count // 8), np.uint8), room
+            strips = -(-count // kernels.STRIP)
+            mask, out = (
+                np.empty(strips * kernels.STRIP // 64, np.uint64),
+                worker.room(assembly.kind),
+            )
         else:
-            out, mask, kept = assembly.whole[segment.start : segment.stop], NOTHING, room[:0]
+            mask, out = np.empty(0, np.uint64), assembly.whole[segment.start : segment.stop]
         task = Task(
             segment,
             self.thresholds.limits(name),
             self.rule.constants(self.n) + self.thresholds.constants(name, self.majority),
             self.rule.divisor(self.n),
             np.zeros(self.n + 1, np.uint64),
-            out,
             mask,
-            kept,
+            out,
         )
         nonzero = worker.compute.segment(worker.reader, task)
         if nonzero < 0:
             self._explain(segment.info)
-        values = kept[:nonzero].copy() if mask.size else NOTHING
-        return segment, assembly, Piece(nonzero, mask, values, task.sums)
+        values = out[:nonzero].copy() if mask.size else NOTHING
+        bits = mask.view(np.uint8)[: -(-count // 8)]
+        return segment, assembly, Piece(nonzero, bits, values, task.sums)
 
     def _count_dissent(self) -> None:
         """How often each member alone kept the others from agreeing, from a sample of strips.
@@ -262,7 +266,7 @@ class Merge:
                 if (segment.strip + j) % every == 0:
                     size = min(kernels.STRIP, segment.stop - start)
                     rows = reader.read(segment.info.name, start, size, unused)
-                    kernels.count_dissent(rows, 0, size, self.dissent)
+                    kernels.count_dissent(rows, size, self.dissent)
                     self.sampled += size
 
     # ------------------------------------------------------------------------------------- checks

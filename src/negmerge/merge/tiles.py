@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.checkpoint import aligned
 from negmerge.dtypes import FLOATS, Bytes, narrow, widen
 from negmerge.fingerprint import BLOCK, KEYS, checksum, padded
 from negmerge.header import TensorInfo
@@ -153,8 +154,9 @@ class TileReader:
             size = FLOATS[info.dtype]
             buffer = np.zeros(padded(count * size), np.uint8)
             model.read_into(info, start * size, buffer[: count * size])
-            # As an array, which wraps around; a single number would warn of it.
-            sums[k : k + 1] += checksum(buffer.view(np.uint64), start * size // 4096, KEYS)
+            # As arrays, which wrap around; a single number would warn of it.
+            seen = checksum(buffer.view(np.uint64), start * size // BLOCK, KEYS)
+            sums[k : k + 1] += np.array([seen], np.uint64)
             values = widen(buffer[: count * size], info.dtype)
             if k == 0:
                 bases[info.dtype] = values
@@ -170,10 +172,3 @@ class TileReader:
 def in_blocks(raw: Bytes) -> NDArray[np.uint64]:
     """Rows of bytes as the words of their blocks."""
     return raw.view(np.uint64).reshape(len(raw), -1, BLOCK // 8)
-
-
-def aligned(nbytes: int) -> Bytes:
-    """A buffer on a page boundary: reads into unaligned ones can be five times slower."""
-    raw = np.empty(nbytes + 4096, np.uint8)
-    skip = -raw.ctypes.data % 4096
-    return raw[skip : skip + nbytes]

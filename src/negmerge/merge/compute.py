@@ -56,7 +56,9 @@ class CpuCompute:
     def __init__(self, rule: Rule) -> None:
         self.parts = rule.streamed()
         self.state = kernels.new_state(self.parts[0])
-        self.values, self.flags = np.empty(kernels.STRIP), np.empty(kernels.STRIP, np.uint8)
+        finished = self.parts[1] is None
+        self.values = self.state[0] if finished else np.empty(kernels.STRIP)
+        self.flags = np.empty(kernels.STRIP, np.uint8)
         self.ballot = np.zeros(2, np.int64)
 
     def segment(self, reader: TileReader, task: Task) -> int:
@@ -95,7 +97,7 @@ class CpuCompute:
     ) -> int:
         at = part.start - task.segment.start
         packs = task.mask.size > 0
-        kernel = loop.segment_kernel(*self.parts, loop.pack if packs else loop.settle)
+        kernel = loop.segment_kernel(*self.parts, packs)
         return kernel(
             *places,
             raw,

@@ -172,7 +172,7 @@ def fold_total(
 def fold_unanimous(
     rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array, ballot: Array
 ) -> bool:
-    """(agreed): the total where all members share a sign, else zero.
+    """(agreed): the total where all members share a sign, else zero; flags tell where.
 
     Only those few are summed.
     """

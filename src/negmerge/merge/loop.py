@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,9 @@ def read_rows(
     return raw.shape[0]
 
 
-Emit = Callable[..., int]
-# Both take a strip of finished values, the divisor, flags (room), where the results go (mask and
-# kept, or out), the place of the strip in its segment, how many of its values count, and how many
-# were kept before. They return how many are kept now, or NOT_FINITE.
+# The two ways to emit take a strip of finished values, the divisor, flags for those that are not
+# zero, where the results go, the place of the strip in its segment, how many of its values count,
+# and how many were kept before. They return how many are kept now, or NOT_FINITE.
 
 
 @register_jitable
@@ -129,12 +129,10 @@ def pack(
     size: int,
     nonzero: int,
 ) -> int:
-    """Write a bit per value, low bit first, and those that are not zero, divided and rounded.
+    """Write a bit per flagged value, low bit first, and the value, divided and rounded.
 
     mask: words of 64 bits; out: the values kept, one after the other.
     """
-    for i in range(STRIP):
-        flags[i] = values[i] != 0
     wild = False
     for first in range(0, STRIP, 64):
         bits = bits_of(flags, first)
@@ -179,16 +177,45 @@ def settle(
     return NOT_FINITE if wild else nonzero + np.int64(alive)
 
 
-@cache
-def segment_kernel(fold: Fold, finish: Callable[..., Any], emit: Emit) -> Callable[..., int]:
-    """The loop for a fold, a finish and an emitter.
-
-    It is cached on disk by the contents of this closure. numba would not notice an edited `finish`,
-    so its code is part of them.
-    """
-    code = finish.__code__
-    stamp = zlib.crc32(code.co_code + repr((code.co_consts, code.co_names)).encode())
+def _conclusion(finish: Callable[..., Any] | None, packs: bool) -> Callable[..., None]:
+    """A strip's values from its statistics, and flags for those that are not zero if they will be
+    packed; nothing is left to do if a fold gives both."""
+    if finish is None:
+        return register_jitable(lambda constants, state, values, flags: None)
     register_jitable(finish)
+
+    @register_jitable
+    def conclude(constants: tuple[float, ...], state: State, values: Array, flags: Array) -> None:
+        for i in range(STRIP):
+            values[i] = finish(constants, *element(state, i))
+        if packs:
+            for i in range(STRIP):
+                flags[i] = values[i] != 0
+
+    return conclude
+
+
+def _stamp(function: Callable[..., Any]) -> int:
+    """A number for all that a function's file says now, or for its own code if there is no file."""
+    code = function.__code__
+    try:
+        said = Path(code.co_filename).read_bytes()
+    except OSError:
+        said = code.co_code + repr((code.co_consts, code.co_names)).encode()
+    return zlib.crc32(said)
+
+
+@cache
+def segment_kernel(
+    fold: Fold, finish: Callable[..., Any] | None, packs: bool
+) -> Callable[..., int]:
+    """The loop for a fold, a finish (None: the fold's statistic is the value) and a way to emit.
+
+    It is cached on disk by the contents of this closure. numba would not notice an edited fold or
+    `finish` in another file, so a stamp of those files is part of them.
+    """
+    conclude, emit = _conclusion(finish, packs), pack if packs else settle
+    stamp = _stamp(fold) ^ (0 if finish is None else _stamp(finish))
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def kernel(
@@ -240,8 +267,7 @@ def segment_kernel(fold: Fold, finish: Callable[..., Any], emit: Emit) -> Callab
                     add_checksums(words, first, last, begin * width // 4096 + first, keys, sums)
                 if not fold(rows, s, limits, state, flags, edges, ballot):
                     return NOT_FINITE
-                for i in range(STRIP):
-                    values[i] = finish(constants, *element(state, i))
+                conclude(constants, state, values, flags)
                 at = begin - start + s * STRIP
                 left = min(STRIP, count - s * STRIP)
                 nonzero = emit(values, divisor, flags, mask, out, at, left, nonzero)

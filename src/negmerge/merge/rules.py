@@ -43,7 +43,7 @@ class Rule:
         """Fold and finish, where they depend on the options."""
         return type(self).fold, type(self).finish
 
-    def streamed(self) -> tuple[Fold, Finish]:
+    def streamed(self) -> tuple[Fold, Finish | None]:
         """Fold and finish where all members are seen at once: the same values, found faster."""
         return self.parts()
 
@@ -161,10 +161,6 @@ def kept(c: Constants, positive: A, negative: A) -> A:
     return (positive >= c[1] + c[2] * voters) | (negative >= c[1] + c[2] * voters)
 
 
-def _itself(c: Constants, value: A) -> A:
-    return value
-
-
 def _mean_strict(c: Constants, total: A, positive: A, negative: A) -> A:
     return total * ((positive >= c[1]) | (negative >= c[1]))
 
@@ -220,9 +216,9 @@ class Consensus(_Voting):
             return kernels.fold_spread, _lowest if self.reduce == "min" else _highest
         return kernels.fold_spread, _nearest if self.reduce == "min" else _farthest
 
-    def streamed(self) -> tuple[Fold, Finish]:
+    def streamed(self) -> tuple[Fold, Finish | None]:
         if (self.reduce, self.zeros, self.quorum) == ("mean", "strict", 1):
-            return kernels.fold_unanimous, _itself
+            return kernels.fold_unanimous, None
         return self.parts()
 
     def constants(self, n: int) -> Constants:
@@ -272,7 +268,9 @@ class Uniform(Rule):
     def divisor(self, n: int) -> float:
         return float(n)
 
-    finish = staticmethod(_itself)
+    @staticmethod
+    def finish(c: Constants, total: A) -> A:
+        return total
 
 
 @rule

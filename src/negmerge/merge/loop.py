@@ -163,12 +163,13 @@ def settle(
     nonzero: int,
 ) -> int:
     """Divide and round into place."""
-    if divisor != 1:
-        for i in range(STRIP):
-            values[i] /= divisor
     place = out[at : at + size]
-    for i in range(size):
-        place[i] = values[i] + 0.0
+    if divisor == 1:
+        for i in range(size):
+            place[i] = values[i] + 0.0
+    else:
+        for i in range(size):
+            place[i] = values[i] / divisor + 0.0
     alive, wild = np.int32(0), np.int64(0)
     for i in range(size):
         alive += np.int32(1) if place[i] != 0 else np.int32(0)

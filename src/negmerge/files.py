@@ -7,6 +7,7 @@ run left behind is taken over by the next one.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from negmerge.errors import FileError
 
 SUFFIX = ".negmerge-tmp"
+_LIBC = ctypes.CDLL(None)
 
 
 def temporary(path: Path) -> Path:
@@ -112,6 +114,24 @@ def write(descriptor: int, data: bytes | memoryview, offset: int | None = None) 
             done = os.pwrite(descriptor, view, offset)
             offset += done
         view = view[done:]
+
+
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Ask for the room of a file at once, which makes writing it faster; a mere hint."""
+    _LIBC.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes))
+
+
+def start_flushing(descriptor: int, offset: int, count: int) -> None:
+    """Let the disk begin with what was just written, so that less is left to wait for; a hint.
+
+    A page that the next write will touch again is left out.
+    """
+    first, last = offset // 4096 * 4096, (offset + count) // 4096 * 4096
+    if last > first:
+        only_start = 2  # SYNC_FILE_RANGE_WRITE
+        _LIBC.sync_file_range(
+            descriptor, ctypes.c_int64(first), ctypes.c_int64(last - first), only_start
+        )
 
 
 def write_file(path: Path, data: bytes) -> None:

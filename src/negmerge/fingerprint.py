@@ -15,55 +15,55 @@ import hashlib
 from collections.abc import Mapping
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from negmerge.checkpoint import Checkpoint
 from negmerge.header import TensorInfo
 
 BLOCK = 4096
+AT_ONCE = 32
+"""Blocks whose intermediate results stay in the cache."""
 Words = NDArray[np.uint64]
 
 _PHI = np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def _keys() -> Words:
-    state = np.arange(1, 513, dtype=np.uint64) * _PHI
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
-KEYS = _keys()
-
-
-@njit(nogil=True, cache=True)
-def finalised(inner: np.uint64, block: int) -> np.uint64:
-    """A block's hash, mixed with its number."""
-    z = inner + np.uint64(block + 1) * _PHI
+def _mixed(z: Words) -> Words:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True)
-def checksum(words: Words, first: int, keys: Words) -> np.uint64:
+def _keys() -> Words:
+    return _mixed(np.arange(1, 513, dtype=np.uint64) * _PHI)
+
+
+KEYS = _keys()
+
+
+def checksum(words: Words, first: int, keys: Words) -> int:
     """The sum over whole blocks of words, the first of which has number `first`.
 
     >>> zeros = np.zeros(512, np.uint64)
     >>> checksum(zeros, 0, KEYS) == checksum(zeros, 1, KEYS)
     False
+
+    In numpy, so that reading one model needs no compiler; merging many has a compiled twin.
     """
-    total = np.uint64(0)
-    for block in range(words.shape[0] // 512):
-        some = words[block * 512 : block * 512 + 512]
-        inner = np.uint64(0)
-        for i in range(512):
-            x = some[i] + keys[i]
-            inner += (x & _LOW) * (x >> np.uint64(32))
-        total += finalised(inner, first + block)
-    return total
+    total = np.zeros(1, np.uint64)  # an array wraps around; a single number would warn of it
+    blocks = words.reshape(-1, BLOCK // 8)
+    room = np.empty((2, AT_ONCE, BLOCK // 8), np.uint64)
+    for start in range(0, len(blocks), AT_ONCE):
+        some = blocks[start : start + AT_ONCE]
+        x, high = room[:, : len(some)]
+        np.add(some, keys, out=x)
+        np.right_shift(x, np.uint64(32), out=high)
+        x &= _LOW
+        x *= high
+        number = np.arange(first + start + 1, first + start + 1 + len(x), dtype=np.uint64)
+        total += _mixed(x.sum(axis=1) + number * _PHI).sum()
+    return int(total[0])
 
 
 def fingerprint(tensors: Mapping[str, TensorInfo], checksums: Mapping[str, int]) -> str:
@@ -96,7 +96,7 @@ def tensor_checksum(model: Checkpoint, info: TensorInfo, buffer: NDArray[np.uint
         model.read_into(info, start, buffer[:count])
         whole = padded(count)
         buffer[count:whole] = 0
-        total += int(checksum(buffer[:whole].view(np.uint64), start // BLOCK, KEYS))
+        total += checksum(buffer[:whole].view(np.uint64), start // BLOCK, KEYS)
     return total % 2**64
 
 

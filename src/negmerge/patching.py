@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from negmerge.checkpoint import INDEX, SINGLE, Checkpoint
+from negmerge.checkpoint import INDEX, Checkpoint, aligned
 from negmerge.dtypes import FLOATS, NAMES, SIZES, Bytes, narrow, widen
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
-from negmerge.files import atomic, atomic_folder, same_file, told_plainly, write
+from negmerge.files import (
+    atomic,
+    atomic_folder,
+    reserve,
+    same_file,
+    start_flushing,
+    told_plainly,
+    write,
+)
 from negmerge.fingerprint import BLOCK, KEYS, checksum, fingerprint, padded
-from negmerge.header import TensorInfo, build_header
+from negmerge.header import TensorInfo
 from negmerge.names import is_variance
 from negmerge.parallel import available_workers, ordered
 from negmerge.patch import Entry
+from negmerge.plan import OutFile, Plan, check_space, make_plan
 from negmerge.progress import Progress, Quiet
 from negmerge.task_vector import TaskVector
 
 PathLike = str | os.PathLike[str]
 RANGE = 1 << 18
 """Elements of one unit of work."""
-WEIGHTS = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".index.json",
-)
+LARGE = 1 << 30
+"""A base of so many bytes is worth the time that loading numba takes."""
+_BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass
@@ -57,28 +58,6 @@ class Applied:
     nonzero: int = 0
     changed: int = 0
     clamped: int = 0
-
-
-@dataclass
-class OutFile:
-    """One file to write: its header, and format and place of each tensor."""
-
-    name: str
-    header: bytes
-    places: dict[str, tuple[str, int]]
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.header)
-
-
-@dataclass
-class Plan:
-    """All files of the output, and small files that come along."""
-
-    files: list[OutFile]
-    index: bytes | None = None
-    beside: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -127,8 +106,8 @@ def apply(
             raise OptionError(f"{path}: shards go into a folder; name one without .safetensors")
         if any(same_file(path, p) for p in [model.path, *model.files, tau.path or model.path]):
             raise FileError(f"{path}: is also an input; name another output")
-        plan = _plan(model, dtype, shard_size, single)
-        _check_space(path, plan, model)
+        plan = make_plan(model, dtype, shard_size, single)
+        check_space(path, plan, model)
         job = _Application(model, tau, progress or Quiet(), available_workers(workers))
         if single:
             with atomic(path) as descriptor:
@@ -160,14 +139,24 @@ class _Application:
         self.model, self.tau, self.progress, self.workers = model, tau, progress, workers
         self.changed = self.clamped = 0
         self.nbytes = sum(info.nbytes for info in model.tensors.values())
+        self.compiled = _worth_compiling(self.nbytes)
+        self.checksum: Callable[..., Any] = checksum
+        if self.compiled:
+            from negmerge import compiled
+
+            self.checksum = compiled.checksum
 
     def write(self, files: list[tuple[OutFile, int]]) -> None:
         """Write all files, then make sure that the base was the right one."""
         places: dict[str, tuple[int, str, int]] = {}
+        turn = Lock()
         for file, descriptor in files:
-            write(descriptor, file.header, 0)
+            end = len(file.header)
             for name, (dtype, offset) in file.places.items():
                 places[name] = (descriptor, dtype, offset)
+                end = max(end, offset + self.model.tensors[name].elements * SIZES[dtype])
+            reserve(descriptor, end)
+            write(descriptor, file.header, 0)
         self.progress.stage("applying", self.nbytes)
         sums = dict.fromkeys(self.model.tensors, 0)
 
@@ -177,12 +166,15 @@ class _Application:
             raw, changed, clamped = self._changed(part, raw)
             if dtype != part.info.dtype:
                 raw = _converted(raw, part.info, dtype)
-            with told_plainly(self.model.path):
-                write(descriptor, raw.data, offset + part.start * SIZES[dtype])
+            at = offset + part.start * SIZES[dtype]
+            # File systems let one thread write to a file at a time; queueing here is cheaper.
+            with told_plainly(self.model.path), turn:
+                write(descriptor, raw.data, at)
+                start_flushing(descriptor, at, raw.nbytes)
             return part, total, changed, clamped
 
         def buffer() -> Bytes:
-            return np.empty(RANGE * 8, np.uint8)
+            return aligned(RANGE * 8)
 
         for part, total, changed, clamped in ordered(self._ranges(), run, buffer, self.workers):
             name = part.info.name
@@ -214,36 +206,23 @@ class _Application:
         self.model.read_into(part.info, part.start * size, buffer[:count])
         buffer[count : padded(count)] = 0
         words = buffer[: padded(count)].view(np.uint64)
-        return buffer[:count], int(checksum(words, part.start * size // BLOCK, KEYS))
+        return buffer[:count], int(self.checksum(words, part.start * size // BLOCK, KEYS))
 
     def _changed(self, part: Range, raw: Bytes) -> tuple[Bytes, int, int]:
-        """The bytes of a range with the task vector added, how many elements of it changed, and
-        how many variances were kept at zero. Elements the vector leaves alone keep their bits."""
+        """The bytes of a range with the task vector added in float64, rounded once; how many
+        elements of it changed, and how many variances were kept at zero.
+
+        Elements the vector leaves alone keep their bits.
+        """
         info, entry, scale = part.info, self.tau.entries.get(part.info.name), self.tau.scale
         if entry is None or entry.layout == "zero" or scale == 0:
             return raw, 0, 0
-        clamp, clamped = is_variance(info.name), 0
-        if (info.dtype, entry.dtype) == ("F32", "F32") and not clamp:
-            singles = raw.view(np.float32)
-            if entry.layout == "dense":
-                changed, finite = add_dense(singles, entry.stored(part.start, part.stop), scale)
-            else:
-                bits = entry.bits(part.start // 8, -(-part.stop // 8))
-                count = int(np.bitwise_count(bits).sum())
-                values = entry.stored(part.first, part.first + count)
-                changed, finite = add_sparse(singles, bits, values, scale)
+        clamp = is_variance(info.name)
+        if self.compiled and (info.dtype, entry.dtype) == ("F32", "F32") and not clamp:
+            changed, finite = _added_by_compiled_loop(entry, part, raw.view(np.float32), scale)
+            clamped = 0
         else:
-            where, values = _stored(entry, part)
-            size = FLOATS[info.dtype]
-            table = raw.reshape(-1, size)
-            old = table[where]
-            with np.errstate(over="ignore", invalid="ignore"):
-                new = widen(old.reshape(-1), info.dtype) + scale * values.astype(np.float64)
-            clamped = int(np.count_nonzero(new < 0)) if clamp else 0
-            packed = narrow(np.maximum(new, 0.0) if clamp else new, info.dtype)
-            finite = bool(np.isfinite(widen(packed, info.dtype)).all())
-            table[where] = packed.reshape(-1, size)
-            changed = int((table[where] != old).any(axis=1).sum())
+            changed, clamped, finite = _added(entry, part, raw, scale, clamp)
         if not finite:
             if not np.isfinite(entry.stored()).all():
                 raise ValueRangeError(f"{entry.where()}: NaN or infinity in the task vector")
@@ -253,6 +232,41 @@ class _Application:
         return raw, changed, clamped
 
 
+def _worth_compiling(nbytes: int) -> bool:
+    return nbytes > LARGE or "numba" in sys.modules
+
+
+def _added(
+    entry: Entry, part: Range, raw: Bytes, scale: float, clamp: bool
+) -> tuple[int, int, bool]:
+    """Add in place; returns how many changed, how many were clamped, and whether all are finite."""
+    dtype, clamped = part.info.dtype, 0
+    where, values = _stored(entry, part)
+    table = raw.view(_BITS[FLOATS[dtype]])
+    old = table[where]
+    with np.errstate(over="ignore", invalid="ignore"):
+        new = widen(old.view(np.uint8), dtype) + scale * values.astype(np.float64)
+    if clamp:
+        clamped = int(np.count_nonzero(new < 0))
+        new = np.maximum(new, 0.0)
+    packed = narrow(new, dtype)
+    table[where] = packed.view(table.dtype)
+    changed = int(np.count_nonzero(packed.view(table.dtype) != old))
+    return changed, clamped, bool(np.isfinite(widen(packed, dtype)).all())
+
+
+def _added_by_compiled_loop(
+    entry: Entry, part: Range, singles: NDArray[np.float32], scale: float
+) -> tuple[int, bool]:
+    from negmerge import compiled
+
+    if entry.layout == "dense":
+        return compiled.add_dense(singles, entry.stored(part.start, part.stop), scale)
+    bits = entry.bits(part.start // 8, -(-part.stop // 8))
+    count = int(np.bitwise_count(bits).sum())
+    return compiled.add_sparse(singles, bits, entry.stored(part.first, part.first + count), scale)
+
+
 def _stored(entry: Entry, part: Range) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Positions within a range, and the values there."""
     if entry.layout == "dense":
@@ -260,49 +274,11 @@ def _stored(entry: Entry, part: Range) -> tuple[NDArray[np.int64], NDArray[Any]]
         where = np.flatnonzero(values)
         return where, values[where]
     bits = entry.bits(part.start // 8, -(-part.stop // 8))
-    where = np.flatnonzero(np.unpackbits(bits, count=part.stop - part.start, bitorder="little"))
+    # Bytes without a bit are most of them: the rest is unpacked only.
+    filled = np.flatnonzero(bits)
+    found = np.flatnonzero(np.unpackbits(bits[filled], bitorder="little").view(np.bool_))
+    where = filled[found >> 3] * 8 + (found & 7)
     return where, entry.stored(part.first, part.first + where.size)
-
-
-@njit(nogil=True, cache=True)
-def add_sparse(
-    base: NDArray[np.float32], bits: Bytes, values: NDArray[np.float32], scale: float
-) -> tuple[Any, Any]:
-    """Add scale · values where bits are set, in float64, rounded once.
-
-    Returns how many elements changed, and whether all are finite.
-    """
-    changed, at = 0, 0
-    finite = True
-    for j in range(bits.shape[0]):
-        byte = bits[j]
-        if byte:
-            for i in range(8):
-                if byte & (1 << i):
-                    old = base[8 * j + i]
-                    new = np.float32(np.float64(old) + scale * np.float64(values[at]))
-                    at += 1
-                    base[8 * j + i] = new
-                    changed += new != old
-                    finite &= abs(new) < np.inf
-    return changed, finite
-
-
-@njit(nogil=True, cache=True)
-def add_dense(
-    base: NDArray[np.float32], values: NDArray[np.float32], scale: float
-) -> tuple[Any, Any]:
-    """Add scale · values where they are not zero; returns as `add_sparse`."""
-    changed = 0
-    finite = True
-    for i in range(base.shape[0]):
-        old = base[i]
-        new = np.float32(np.float64(old) + scale * np.float64(values[i]))
-        # A value of zero leaves even the sign of a zero alone.
-        base[i] = new if values[i] != 0 else old
-        changed += (values[i] != 0) & (new != old)
-        finite &= abs(new) < np.inf
-    return changed, finite
 
 
 def _converted(raw: Bytes, info: TensorInfo, dtype: str) -> Bytes:
@@ -326,79 +302,3 @@ def _check_belongs(tau: TaskVector, model: Checkpoint) -> None:
                 f"{model.path} {shown(name)}: {found}, the patch has shape {entry.shape}; "
                 "it was made from another base"
             )
-
-
-def _plan(model: Checkpoint, dtype: str, shard_size: int | None, single: bool) -> Plan:
-    folder = model.path.is_dir()
-    beside = []
-    if folder and not single:
-        beside = [
-            p for p in sorted(model.path.iterdir()) if p.is_file() and not p.name.endswith(WEIGHTS)
-        ]
-    if dtype == "keep" and shard_size is None and single == (len(model.files) == 1 and not folder):
-        # The base's own headers: with a scale of zero the files are the base's, byte for byte.
-        files = [
-            OutFile(
-                path.name,
-                header.raw,
-                {t.name: (t.dtype, t.offset) for t in header.tensors.values()},
-            )
-            for path, header in zip(model.files, model.headers, strict=True)
-        ]
-        index = model.path / INDEX
-        has_index = folder and index.exists()
-        return Plan(files, index.read_bytes() if has_index else None, beside)
-    kinds = {
-        info.name: (
-            NAMES[dtype] if dtype != "keep" and info.dtype in FLOATS else info.dtype,
-            info.shape,
-        )
-        for info in model.tensors.values()
-    }
-    metadata = {"format": "pt"} | model.metadata
-    groups = [list(kinds)] if single else _shards(model, kinds, shard_size)
-    return _laid_out(groups, kinds, metadata, beside)
-
-
-def _shards(
-    model: Checkpoint, kinds: dict[str, tuple[str, tuple[int, ...]]], shard_size: int | None
-) -> list[list[str]]:
-    if shard_size is None:
-        return [list(header.tensors) for header in model.headers if header.tensors]
-    groups: list[list[str]] = [[]]
-    used = 0
-    for name, (dtype, _) in kinds.items():
-        size = model.tensors[name].elements * SIZES[dtype]
-        if groups[-1] and used + size > shard_size:
-            groups.append([])
-            used = 0
-        groups[-1].append(name)
-        used += size
-    return groups
-
-
-def _laid_out(
-    groups: list[list[str]],
-    kinds: dict[str, tuple[str, tuple[int, ...]]],
-    metadata: dict[str, str],
-    beside: list[Path],
-) -> Plan:
-    files = []
-    for k, group in enumerate(groups):
-        name = SINGLE if len(groups) == 1 else f"model-{k + 1:05}-of-{len(groups):05}.safetensors"
-        header, places = build_header({n: kinds[n] for n in group}, metadata)
-        files.append(OutFile(name, header, {n: (kinds[n][0], places[n]) for n in group}))
-    if len(files) == 1:
-        return Plan(files, None, beside)
-    total = sum(int(np.prod(shape, dtype=np.int64)) * SIZES[d] for d, shape in kinds.values())
-    weight_map = {name: file.name for file in files for name in file.places}
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    return Plan(files, (json.dumps(index, indent=2) + "\n").encode(), beside)
-
-
-def _check_space(path: Path, plan: Plan, model: Checkpoint) -> None:
-    needed = model.nbytes + sum(file.nbytes for file in plan.files)
-    folder = path.absolute().parent
-    if folder.is_dir() and shutil.disk_usage(folder).free < needed:
-        free = shutil.disk_usage(folder).free
-        raise FileError(f"{path}: needs {needed} bytes, {folder} has {free} free")

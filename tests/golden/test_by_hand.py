@@ -10,7 +10,9 @@ import pytest
 from safetensors import safe_open
 
 import negmerge as nm
+from negmerge import compiled
 from negmerge.fingerprint import KEYS, checksum
+from negmerge.merge import loop
 from storage import dense, store
 
 # Five elements, three members:        all +    all −   mixed    with 0    all 0
@@ -108,7 +110,12 @@ def test_checksum_is_what_the_documentation_says():
             x = (int.from_bytes(block[8 * i : 8 * i + 8], "little") + keys[i]) % top
             inner += (x & 0xFFFFFFFF) * (x >> 32)
         total += mix((inner + (j + 1) * phi) % top)
-    assert int(checksum(np.frombuffer(padded, np.uint64), 0, KEYS)) == total % top
+    words = np.frombuffer(padded, np.uint64)
+    assert checksum(words, 0, KEYS) == total % top
+    assert int(compiled.checksum(words, 0, KEYS)) == total % top
+    sums = np.zeros(1, np.uint64)
+    loop.add_checksums(words.reshape(1, -1, 512), 0, len(words) // 512, 0, KEYS, sums)
+    assert int(sums[0]) == total % top
 
 
 def test_patch_file_is_known_to_the_byte(pool, tmp_path, monkeypatch):

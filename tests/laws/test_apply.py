@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import negmerge as nm
+from negmerge import patching
 from negmerge.dtypes import FLOATS
 from negmerge.errors import NegMergeError
 from negmerge.modules import rounded
@@ -50,6 +51,19 @@ def make_pool(folder: Path, dtype: str, seed: int = 0, n: int = 3):
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+def test_compiled_and_plain_loops_give_the_same_bytes(layout, tmp_path, monkeypatch):
+    base, models = make_pool(tmp_path, "F32")
+    tau = nm.merge(base, models, out=tmp_path / "p", layout=layout)
+    done = []
+    for compiled in (False, True):
+        monkeypatch.setattr(patching, "_worth_compiling", lambda _, wanted=compiled: wanted)
+        done.append(nm.apply(base, -0.7 * tau, tmp_path / f"{compiled}.safetensors"))
+    plain, fast = done
+    assert plain.out.read_bytes() == fast.out.read_bytes()
+    assert (plain.changed, plain.nonzero) == (fast.changed, fast.nonzero)
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -54,7 +54,6 @@ STATISTICS = {
     "total": Statistic("F64", 0, lambda d, _: d, np.add),
     "positive": Statistic("I16", 0, lambda d, _: d > 0, np.add),
     "negative": Statistic("I16", 0, lambda d, _: d < 0, np.add),
-    "defect": Statistic("F64", 0, lambda d, _: d - d, np.add),
     "low": Statistic("F64", np.inf, lambda d, _: d, np.minimum),
     "high": Statistic("F64", -np.inf, lambda d, _: d, np.maximum),
     "nearest": Statistic("F64", np.inf, lambda d, _: d, _nearer),

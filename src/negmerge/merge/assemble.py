@@ -22,6 +22,8 @@ class Piece:
     mask: NDArray[np.uint8]
     values: NDArray[Any]
     sums: NDArray[np.uint64]
+    dissent: NDArray[np.int64]
+    sampled: int
 
 
 NOTHING = np.empty(0, np.uint8)

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from negmerge.dtypes import Bytes
 from negmerge.errors import OptionError
 from negmerge.fingerprint import KEYS
-from negmerge.merge import kernels
+from negmerge.merge import kernels, loop
 from negmerge.merge.rules import Constants, Rule
-from negmerge.merge.tiles import Segment, TileReader
+from negmerge.merge.tiles import Segment, TileReader, in_blocks
 
-NO_BYTES = np.empty((0, 0), np.uint8)
 NO_PLACES = (np.empty(0, np.int32), np.empty(0, np.int64))
+NO_BYTES, NO_WORDS = np.empty((0, 0), np.uint8), np.empty((0, 0, 512), np.uint64)
 
 
 @dataclass
 class Task:
     """One segment to merge, and where its results go.
 
-    divisor: what finished values are divided by; out: where they go, unless there is a mask: then
-        they are packed into mask and kept.
+    divisor: what finished values are divided by.
+    mask, out: if there is a mask, its bits (as 64-bit words) tell which values are not zero, and
+        out gets those; else out gets all.
     """
 
     segment: Segment
@@ -32,9 +33,8 @@ class Task:
     constants: Constants
     divisor: float
     sums: NDArray[np.uint64]
+    mask: NDArray[np.uint64]
     out: NDArray[Any]
-    mask: NDArray[np.uint8]
-    kept: NDArray[Any]
 
 
 class Compute(Protocol):
@@ -51,12 +51,14 @@ class Compute(Protocol):
 
 
 class CpuCompute:
-    """The fused loop of `kernels.py`."""
+    """The fused loop of `loop.py`."""
 
     def __init__(self, rule: Rule) -> None:
-        fold, finish = rule.parts()
-        self.kernel = kernels.segment_kernel(fold, finish)
-        self.state = kernels.new_state(fold)
+        self.parts = rule.streamed()
+        self.state = kernels.new_state(self.parts[0])
+        finished = self.parts[1] is None
+        self.values = self.state[0] if finished else np.empty(kernels.STRIP)
+        self.flags = np.empty(kernels.STRIP, np.uint8)
         self.ballot = np.zeros(2, np.int64)
 
     def segment(self, reader: TileReader, task: Task) -> int:
@@ -66,8 +68,8 @@ class CpuCompute:
             raw, rows, _ = reader.rows(*formats)
             places = reader.places(segment.info.name)
             before = self.ballot.copy()
-            found = self._run(task, segment, 0, places, reader.tile, raw, rows)
-            if found != kernels.NOT_READ:
+            found = self._run(task, segment, 0, places, raw, in_blocks(raw), rows)
+            if found != loop.NOT_READ:
                 return found
             self.ballot[:] = before  # the tiles before the break will be counted again
         return self._slowly(reader, task)
@@ -78,10 +80,9 @@ class CpuCompute:
         nonzero = 0
         for part in reader.tiles(task.segment):
             rows = reader.read(part.info.name, part.start, part.stop - part.start, task.sums)
-            found = self._run(task, part, nonzero, NO_PLACES, reader.tile, NO_BYTES, rows)
-            if found < 0:
-                return found
-            nonzero += found
+            nonzero = self._run(task, part, nonzero, NO_PLACES, NO_BYTES, NO_WORDS, rows)
+            if nonzero < 0:
+                break
         return nonzero
 
     def _run(
@@ -90,28 +91,33 @@ class CpuCompute:
         part: Segment,
         nonzero: int,
         places: tuple[NDArray[np.int32], NDArray[np.int64]],
-        tile: int,
         raw: Bytes,
+        words: NDArray[np.uint64],
         rows: NDArray[Any],
     ) -> int:
         at = part.start - task.segment.start
-        return self.kernel(
+        packs = task.mask.size > 0
+        kernel = loop.segment_kernel(*self.parts, packs)
+        return kernel(
             *places,
             raw,
-            rows,
+            words,
+            rows.reshape(len(rows), -1, kernels.STRIP),
             part.start,
             part.stop,
-            tile,
             KEYS,
             task.sums,
             task.limits,
             task.constants,
             task.divisor,
             self.state,
+            self.values,
+            self.flags,
+            np.empty((3, kernels.STRIP), rows.dtype),
             self.ballot,
-            task.out[at:],
-            task.mask[at // 8 :],
-            task.kept[nonzero:],
+            task.mask[at // 64 :],
+            task.out if packs else task.out[at:],
+            nonzero,
         )
 
 

@@ -20,7 +20,7 @@ from negmerge.errors import MismatchError, ValueRangeError, shown
 from negmerge.files import atomic
 from negmerge.fingerprint import digest_of, fingerprint, tensor_checksum
 from negmerge.header import TensorInfo
-from negmerge.merge import kernels
+from negmerge.merge import kernels, loop
 from negmerge.merge.assemble import NOTHING, Assembly, Piece
 from negmerge.merge.compute import Compute, Task, check_device, make_compute
 from negmerge.merge.inputs import Buffers, Inputs, PathLike, check_identical, refuse_overwriting
@@ -136,8 +136,10 @@ class Merge:
         self.workers = budget.workers(available_workers(workers))
         self.allow_duplicates = False
         # Made here so that the workers share one compiled kernel instead of compiling one each.
-        kernels.segment_kernel(*rule.parts())
+        for packs in (True, False):
+            loop.segment_kernel(*rule.streamed(), packs)
         self.n = len(inputs.members)
+        self.elements = sum(info.elements for info in inputs.merged)
         self.majority = 1.0
         self.thresholds: Thresholds | None = None
 
@@ -160,13 +162,14 @@ class Merge:
             if segment.start == 0:
                 self.sums[name] = np.zeros(self.n + 1, np.uint64)
             self.sums[name] += piece.sums
+            self.dissent += piece.dissent
+            self.sampled += piece.sampled
             assembly.add(piece)
             self.progress.advance(self.inputs.bytes_of(name, segment.stop - segment.start))
             if segment.stop == segment.info.elements:
                 yield name, assembly.entry()
         for info in self.inputs.kept:
             self._read_kept(info)
-        self._count_dissent()
         self.inputs.check_unchanged()
         self._check_pool()
 
@@ -226,44 +229,47 @@ class Merge:
         name = segment.info.name
         assert self.thresholds is not None
         count = segment.stop - segment.start
-        room = worker.room(assembly.kind)
         if assembly.whole is None:
-            out, mask, kept = room[:0], np.empty(-(-count // 8), np.uint8), room
+            strips = -(-count // kernels.STRIP)
+            mask, out = (
+                np.empty(strips * kernels.STRIP // 64, np.uint64),
+                worker.room(assembly.kind),
+            )
         else:
-            out, mask, kept = assembly.whole[segment.start : segment.stop], NOTHING, room[:0]
+            mask, out = np.empty(0, np.uint64), assembly.whole[segment.start : segment.stop]
         task = Task(
             segment,
             self.thresholds.limits(name),
             self.rule.constants(self.n) + self.thresholds.constants(name, self.majority),
             self.rule.divisor(self.n),
             np.zeros(self.n + 1, np.uint64),
-            out,
             mask,
-            kept,
+            out,
         )
         nonzero = worker.compute.segment(worker.reader, task)
         if nonzero < 0:
             self._explain(segment.info)
-        values = kept[:nonzero].copy() if mask.size else NOTHING
-        return segment, assembly, Piece(nonzero, mask, values, task.sums)
+        values = out[:nonzero].copy() if mask.size else NOTHING
+        bits = mask.view(np.uint8)[: -(-count // 8)]
+        dissent, sampled = self._count_dissent(worker.reader, segment)
+        return segment, assembly, Piece(nonzero, bits, values, task.sums, dissent, sampled)
 
-    def _count_dissent(self) -> None:
-        """How often each member alone kept the others from agreeing, from a sample of strips.
+    def _count_dissent(self, reader: TileReader, segment: Segment) -> tuple[NDArray[np.int64], int]:
+        """How often each member alone kept the others from agreeing, in a sample of strips, and
+        how many elements were looked at.
 
         Below three members the question makes no sense.
         """
-        if self.n < 3:
-            return
-        elements = sum(info.elements for info in self.inputs.merged)
-        every = 1 if elements <= EXACT_DISSENT else 256
-        reader, unused = TileReader(self.inputs), np.zeros(self.n + 1, np.uint64)
-        for segment in segments(self.inputs.merged):
-            for j, start in enumerate(range(segment.start, segment.stop, kernels.STRIP)):
-                if (segment.strip + j) % every == 0:
-                    size = min(kernels.STRIP, segment.stop - start)
-                    rows = reader.read(segment.info.name, start, size, unused)
-                    kernels.count_dissent(rows, 0, size, self.dissent)
-                    self.sampled += size
+        dissent, sampled = np.zeros(self.n, np.int64), 0
+        every = 1 if self.elements <= EXACT_DISSENT else 256
+        unused = np.zeros(self.n + 1, np.uint64)
+        for j, start in enumerate(range(segment.start, segment.stop, kernels.STRIP)):
+            if self.n >= 3 and (segment.strip + j) % every == 0:
+                size = min(kernels.STRIP, segment.stop - start)
+                rows = reader.read(segment.info.name, start, size, unused)
+                kernels.count_dissent(rows, size, dissent)
+                sampled += size
+        return dissent, sampled
 
     # ------------------------------------------------------------------------------------- checks
 

@@ -21,7 +21,7 @@ from negmerge.registry import Registry
 
 Constants = tuple[float, ...]
 A = Any  # float64 or int32 arrays, of numpy or of torch
-Fold = Callable[..., None]
+Fold = kernels.Fold
 Finish = Callable[..., A]
 
 
@@ -42,6 +42,10 @@ class Rule:
     def parts(self) -> tuple[Fold, Finish]:
         """Fold and finish, where they depend on the options."""
         return type(self).fold, type(self).finish
+
+    def streamed(self) -> tuple[Fold, Finish | None]:
+        """Fold and finish where all members are seen at once: the same values, found faster."""
+        return self.parts()
 
     def constants(self, n: int) -> Constants:
         """Numbers for `finish`, from the options and the number of members."""
@@ -212,6 +216,11 @@ class Consensus(_Voting):
             return kernels.fold_spread, _lowest if self.reduce == "min" else _highest
         return kernels.fold_spread, _nearest if self.reduce == "min" else _farthest
 
+    def streamed(self) -> tuple[Fold, Finish | None]:
+        if (self.reduce, self.zeros, self.quorum) == ("mean", "strict", 1):
+            return kernels.fold_unanimous, None
+        return self.parts()
+
     def constants(self, n: int) -> Constants:
         return self._needed(n, self.quorum, self.zeros)
 
@@ -328,7 +337,7 @@ class MagMax(Rule):
     fold = staticmethod(kernels.fold_reach)
 
     @staticmethod
-    def finish(c: Constants, defect: A, low: A, high: A) -> A:
+    def finish(c: Constants, low: A, high: A) -> A:
         return high * (high >= -low) + low * (high < -low)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.checkpoint import aligned
 from negmerge.dtypes import FLOATS, Bytes, narrow, widen
-from negmerge.fingerprint import KEYS, checksum, padded
+from negmerge.fingerprint import BLOCK, KEYS, checksum, padded
 from negmerge.header import TensorInfo
-from negmerge.merge import kernels
+from negmerge.merge import kernels, loop
 from negmerge.merge.inputs import Inputs
 from negmerge.merge.memory import TILES
 
@@ -115,7 +116,7 @@ class TileReader:
             return raw, raw.view(np.float32 if size == 4 else np.float64), 0
         if not self.wide.size:
             self.wide = np.empty((n, self.tile), np.float32)
-        return raw, self.wide, kernels.BFLOAT16 if dtype == "BF16" else kernels.FLOAT16
+        return raw, self.wide, loop.BFLOAT16 if dtype == "BF16" else loop.FLOAT16
 
     def read(self, name: str, start: int, count: int, sums: NDArray[np.uint64]) -> NDArray[Any]:
         """Rows that begin with one tile, padded with zeros to whole strips; adds to checksums."""
@@ -127,16 +128,15 @@ class TileReader:
         raw, rows, half = self.rows(*formats)
         size = FLOATS[infos[0].dtype]
         end = padded(whole * size)
-        done = kernels.read_rows(*self.places(name), start * size, count * size, end, raw)
+        done = loop.read_rows(*self.places(name), start * size, count * size, end, raw)
         # What could not be read at once is read with care, which tells what is wrong.
         for row, model, info in list(zip(raw, self.inputs.models, infos, strict=True))[done:]:
             model.read_into(info, start * size, row[: count * size])
             row[count * size : end] = 0
-        blocks = padded(count * size) // 8
-        first = start * size // 4096
-        kernels.add_checksums(raw.view(np.uint64), 0, blocks, first, KEYS, sums)
+        blocks = padded(count * size) // BLOCK
+        loop.add_checksums(in_blocks(raw), 0, blocks, start * size // BLOCK, KEYS, sums)
         if half:
-            kernels.widen(raw, half, whole, rows)
+            loop.widen(raw, half, whole, rows)
         return rows
 
     def _mixed(
@@ -154,8 +154,9 @@ class TileReader:
             size = FLOATS[info.dtype]
             buffer = np.zeros(padded(count * size), np.uint8)
             model.read_into(info, start * size, buffer[: count * size])
-            # As an array, which wraps around; a single number would warn of it.
-            sums[k : k + 1] += checksum(buffer.view(np.uint64), start * size // 4096, KEYS)
+            # As arrays, which wrap around; a single number would warn of it.
+            seen = checksum(buffer.view(np.uint64), start * size // BLOCK, KEYS)
+            sums[k : k + 1] += np.array([seen], np.uint64)
             values = widen(buffer[: count * size], info.dtype)
             if k == 0:
                 bases[info.dtype] = values
@@ -168,8 +169,6 @@ class TileReader:
         return rows
 
 
-def aligned(nbytes: int) -> Bytes:
-    """A buffer on a page boundary: reads into unaligned ones can be five times slower."""
-    raw = np.empty(nbytes + 4096, np.uint8)
-    skip = -raw.ctypes.data % 4096
-    return raw[skip : skip + nbytes]
+def in_blocks(raw: Bytes) -> NDArray[np.uint64]:
+    """Rows of bytes as the words of their blocks."""
+    return raw.view(np.uint64).reshape(len(raw), -1, BLOCK // 8)

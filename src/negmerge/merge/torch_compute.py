@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from negmerge.merge import kernels
+from negmerge.merge import kernels, loop
 from negmerge.merge.compute import Task
 from negmerge.merge.rules import Rule
 from negmerge.merge.tiles import TileReader
@@ -55,11 +55,11 @@ def _active(deltas: Tensor, limits: Tensor) -> State:
     return total, (deltas.abs() >= limits[0] * distance).sum(0, dtype=torch.int32)
 
 
-FOLDS: dict[Callable[..., None], Callable[[Tensor, Tensor], State]] = {
+FOLDS: dict[kernels.Fold, Callable[[Tensor, Tensor], State]] = {
     kernels.fold_total: lambda d, _: (_total(d),),
     kernels.fold_votes: lambda d, _: (_total(d), *_votes(d)),
     kernels.fold_extent: lambda d, _: (_total(d), *_extent(d)),
-    kernels.fold_reach: lambda d, _: ((d - d).sum(0), *_extent(d)),
+    kernels.fold_reach: lambda d, _: _extent(d),
     kernels.fold_spread: lambda d, _: (_total(d), *_votes(d), *_extent(d), _nearest(d)),
     kernels.fold_split: _split,
     kernels.fold_active: _active,
@@ -83,14 +83,13 @@ class TorchCompute:
             rows = reader.read(part.info.name, part.start, size, task.sums)[:, :size]
             values = self._values(rows, task)
             if values is None:
-                return kernels.NOT_FINITE
+                return loop.NOT_FINITE
             at = part.start - task.segment.start
             if task.mask.size:
                 some = values[values != 0]
-                task.mask[at // 8 : at // 8 + -(-size // 8)] = np.packbits(
-                    values != 0, bitorder="little"
-                )
-                task.kept[nonzero : nonzero + some.size] = some
+                bits = np.packbits(values != 0, bitorder="little")
+                task.mask.view(np.uint8)[at // 8 : at // 8 + bits.size] = bits
+                task.out[nonzero : nonzero + some.size] = some
             else:
                 task.out[at : at + size] = values
             nonzero += int(np.count_nonzero(values))
@@ -106,6 +105,6 @@ class TorchCompute:
             self.ballot[1] += int(((elected == 0) & (state[3] > 0)).sum())
         kind = torch.float32 if task.out.dtype == np.float32 else torch.float64
         values = (self.finish(task.constants, *state) / task.divisor).to(kind)
-        if not (bool(values.isfinite().all()) and bool(state[0].isfinite().all())):
+        if not (bool(values.isfinite().all()) and all(bool(s.isfinite().all()) for s in state)):
             return None
         return (values + 0.0).cpu().numpy()

@@ -1,0 +1,123 @@
+"""Which files an application writes: their headers, where each tensor goes, what comes along."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from negmerge.checkpoint import INDEX, SINGLE, Checkpoint
+from negmerge.dtypes import FLOATS, NAMES, SIZES
+from negmerge.errors import FileError
+from negmerge.header import build_header
+
+WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".index.json",
+)
+
+
+@dataclass
+class OutFile:
+    """One file to write: its header, and format and place of each tensor."""
+
+    name: str
+    header: bytes
+    places: dict[str, tuple[str, int]]
+
+
+@dataclass
+class Plan:
+    """All files of the output, and small files that come along."""
+
+    files: list[OutFile]
+    index: bytes | None = None
+    beside: list[Path] = field(default_factory=list)
+
+
+def make_plan(model: Checkpoint, dtype: str, shard_size: int | None, single: bool) -> Plan:
+    """The files for a base in a format, one file or as many as its shards or `shard_size` ask."""
+    folder = model.path.is_dir()
+    beside = []
+    if folder and not single:
+        beside = [
+            p for p in sorted(model.path.iterdir()) if p.is_file() and not p.name.endswith(WEIGHTS)
+        ]
+    if dtype == "keep" and shard_size is None and single == (len(model.files) == 1 and not folder):
+        # The base's own headers: with a scale of zero the files are the base's, byte for byte.
+        files = [
+            OutFile(
+                path.name,
+                header.raw,
+                {t.name: (t.dtype, t.offset) for t in header.tensors.values()},
+            )
+            for path, header in zip(model.files, model.headers, strict=True)
+        ]
+        index = model.path / INDEX
+        has_index = folder and index.exists()
+        return Plan(files, index.read_bytes() if has_index else None, beside)
+    kinds = {
+        info.name: (
+            NAMES[dtype] if dtype != "keep" and info.dtype in FLOATS else info.dtype,
+            info.shape,
+        )
+        for info in model.tensors.values()
+    }
+    metadata = {"format": "pt"} | model.metadata
+    groups = [list(kinds)] if single else _shards(model, kinds, shard_size)
+    return _laid_out(groups, kinds, metadata, beside)
+
+
+def _shards(
+    model: Checkpoint, kinds: dict[str, tuple[str, tuple[int, ...]]], shard_size: int | None
+) -> list[list[str]]:
+    if shard_size is None:
+        return [list(header.tensors) for header in model.headers if header.tensors]
+    groups: list[list[str]] = [[]]
+    used = 0
+    for name, (dtype, _) in kinds.items():
+        size = model.tensors[name].elements * SIZES[dtype]
+        if groups[-1] and used + size > shard_size:
+            groups.append([])
+            used = 0
+        groups[-1].append(name)
+        used += size
+    return groups
+
+
+def _laid_out(
+    groups: list[list[str]],
+    kinds: dict[str, tuple[str, tuple[int, ...]]],
+    metadata: dict[str, str],
+    beside: list[Path],
+) -> Plan:
+    files = []
+    for k, group in enumerate(groups):
+        name = SINGLE if len(groups) == 1 else f"model-{k + 1:05}-of-{len(groups):05}.safetensors"
+        header, places = build_header({n: kinds[n] for n in group}, metadata)
+        files.append(OutFile(name, header, {n: (kinds[n][0], places[n]) for n in group}))
+    if len(files) == 1:
+        return Plan(files, None, beside)
+    total = sum(int(np.prod(shape, dtype=np.int64)) * SIZES[d] for d, shape in kinds.values())
+    weight_map = {name: file.name for file in files for name in file.places}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return Plan(files, (json.dumps(index, indent=2) + "\n").encode(), beside)
+
+
+def check_space(path: Path, plan: Plan, model: Checkpoint) -> None:
+    """Raise before any work if the disk has no room."""
+    needed = model.nbytes + sum(len(file.header) for file in plan.files)
+    folder = path.absolute().parent
+    if folder.is_dir() and shutil.disk_usage(folder).free < needed:
+        free = shutil.disk_usage(folder).free
+        raise FileError(f"{path}: needs {needed} bytes, {folder} has {free} free")

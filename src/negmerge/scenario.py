@@ -16,6 +16,7 @@ from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed
 from negmerge.data.splits import Parts, Splits, divide, make_splits
+from negmerge.data.transforms import seed_torch
 from negmerge.errors import FileError
 from negmerge.files import file_digest
 from negmerge.models.classifiers import create, final_linear, models
@@ -143,7 +144,7 @@ class Scenario:
         source = self.source
         device = "cuda" if torch.cuda.is_available() else "cpu"
         with torch.random.fork_rng():
-            torch.manual_seed(seed_of("weights", seed))
+            seed_torch(seed_of("weights", seed))
             network = create(
                 self.recipe.model.name,
                 len(self.images[0].classes),
@@ -155,7 +156,8 @@ class Scenario:
             load_model(weights, network)
         elif self.recipe.model.init is not None:
             load_model(self.recipe.model.init, network, new_head=final_linear(network)[0])
-        return network.to(device)
+        # Convolutions run up to twice as fast with the channels last in memory.
+        return network.to(device, memory_format=torch.channels_last)  # pyright: ignore
 
     @property
     def identity(self) -> list[Any]:

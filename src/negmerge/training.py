@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Batch, Feed, batches_of, steps_of
+from negmerge.data.transforms import seed_torch
 from negmerge.errors import ValueRangeError
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import load_tensors, save_tensors
@@ -101,7 +102,7 @@ def train(
                 inputs, targets = feed.train_batch(
                     picked, seed_of("augment", seed, epoch), settings.augment
                 )
-                torch.manual_seed(seed_of("step", seed, place.step))  # dropout, stochastic depth
+                seed_torch(seed_of("step", seed, place.step))  # dropout, stochastic depth
                 with torch.autocast(
                     device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
                 ):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from negmerge.data.draws import seed_of
-from negmerge.data.transforms import as_input, crop_and_flip, rand_augment
+from negmerge.data.transforms import as_input, crop_and_flip, rand_augment, seed_torch
 from negmerge.hyperparameters import Augmentation, HyperParameters
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class DatasetFeed:
 
     def _item(self, index: int, seed: int) -> Any:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, int(index)))
+            seed_torch(seed_of(seed, int(index)))
             return self.dataset[int(index)]
 
     @staticmethod

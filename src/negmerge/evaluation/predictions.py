@@ -14,7 +14,8 @@ from torch import nn
 from negmerge.data.feeds import Feed
 from negmerge.errors import ValueRangeError
 
-BATCH = 500
+BATCH = 250
+"""Larger batches fall out of the cache: on a CPU 500 ran at two thirds of the speed."""
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import describe
 from safetensors.numpy import save_file
 
 import negmerge as nm
@@ -335,26 +334,11 @@ def growth(work: Path, base: Path, models: list[Path]) -> list[dict[str, Any]]:
     return table
 
 
-def machine() -> dict[str, Any]:
-    model = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "processor": model[0].partition(":")[2].strip() if model else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "date": date.today().isoformat(),
-    }
-
-
 def as_markdown(found: dict[str, Any]) -> str:
     lines = [
         "# The merge engine, measured",
         "",
-        f"`{found['command']}` on {found['machine']['processor']}, "
-        f"{found['machine']['cores']} cores, "
-        f"Python {found['machine']['python']}, {found['machine']['date']}, "
-        f"{found['minutes']:.0f} minutes. Pool: a base and 10 ViT-B/32 image towers "
+        f"`{found['command']}` on {found['machine']}, {found['minutes']:.0f} minutes. Pool: a base and 10 ViT-B/32 image towers "
         "(87.8 M float32 parameters, 351 MB each), warm page cache.",
         "",
         "| what | measured | wanted | reached | details |",
@@ -408,7 +392,7 @@ def main() -> None:
         rows = measure(Path(work), not options.skip_mergekit)
     found = {
         "command": "make bench",
-        "machine": machine(),
+        "machine": describe(),
         "minutes": (time.perf_counter() - begun) / 60,
         "rows": rows,
     }

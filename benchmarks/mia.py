@@ -9,18 +9,16 @@ The results are written to benchmarks/results/mia.json and mia.md.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sklearn
+from machine import describe
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import SVC
@@ -139,28 +137,12 @@ def with_svc(
 # ------------------------------------------------------------------------------------------ report
 
 
-def machine() -> dict[str, Any]:
-    model = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "processor": model[0].partition(":")[2].strip() if model else platform.processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "scikit-learn": sklearn.__version__,
-        "numpy": np.__version__,
-        "date": date.today().isoformat(),
-    }
-
-
 def as_markdown(found: dict[str, Any]) -> str:
-    m = found["machine"]
     lines = [
         "# The membership attack, measured",
         "",
-        f"`{found['command']}` on {m['processor']}, {m['cores']} cores (one used), Python "
-        f"{m['python']}, scikit-learn {m['scikit-learn']}, NumPy {m['numpy']}, {m['date']}, "
-        f"{found['minutes']:.1f} minutes. Confidences are synthetic. Seconds from them to "
+        f"`{found['command']}` on {found['machine']} (one core used), scikit-learn "
+        f"{sklearn.__version__}, NumPy {np.__version__}, {found['minutes']:.1f} minutes. Confidences are synthetic. Seconds from them to "
         f"{FORGET:,} decisions: ours the median of five, SVC's once.",
         "",
         "| confidences | points | ours, s | SVC, s | SVC, cache 2 GB, s | times faster | "
@@ -208,7 +190,7 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)
     found = {
         "command": "python benchmarks/mia.py",
-        "machine": machine(),
+        "machine": describe(),
         "minutes": (time.perf_counter() - begun) / 60,
         "rows": rows,
     }

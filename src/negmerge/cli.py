@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 from negmerge.errors import NegMergeError, OptionError, printable
+from negmerge.interrupts import listen
 from negmerge.progress import make_progress
 
 app = App(
@@ -424,11 +423,7 @@ def warn(line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0, 2 for bad input with one line about it, 130 if interrupted."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    listen()
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (NegMergeError, CycloptsError) as error:

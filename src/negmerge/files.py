@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from negmerge.errors import FileError
+from negmerge.interrupts import undisturbed
 
 SUFFIX = ".negmerge-tmp"
 _LIBC = ctypes.CDLL(None)
@@ -40,20 +41,22 @@ def atomic(path: Path) -> Iterator[int]:
     ...     write(fd, b"whole")
     """
     path = Path(path)
-    with told_plainly(path):
-        descriptor = _open_locked(path)
-    waiting = temporary(path)
+    waiting, descriptor = temporary(path), None
     try:
         with told_plainly(path):
+            with undisturbed():
+                descriptor = _open_locked(path)
             yield descriptor
             os.fsync(descriptor)
             waiting.replace(path)
             sync_folder(path.parent)
     except BaseException:
-        waiting.unlink(missing_ok=True)
+        if descriptor is not None:  # else it may be another run's
+            waiting.unlink(missing_ok=True)
         raise
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -86,12 +89,15 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_lock(lock: Path) -> Iterator[None]:
     """Hold a lock file for the block, and remove it afterwards."""
-    descriptor = _open_and_lock(lock)
+    descriptor = None
     try:
+        with undisturbed():
+            descriptor = _open_and_lock(lock)
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
+        if descriptor is not None:
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 @contextmanager

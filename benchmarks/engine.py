@@ -338,7 +338,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines = [
         "# The merge engine, measured",
         "",
-        f"`{found['command']}` on {found['machine']}, {found['minutes']:.0f} minutes. Pool: a base and 10 ViT-B/32 image towers "
+        f"`{found['command']}` on {found['machine']}, {found['minutes']:.0f} minutes. "
+        "Pool: a base and 10 ViT-B/32 image towers "
         "(87.8 M float32 parameters, 351 MB each), warm page cache.",
         "",
         "| what | measured | wanted | reached | details |",

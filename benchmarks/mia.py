@@ -142,7 +142,8 @@ def as_markdown(found: dict[str, Any]) -> str:
         "# The membership attack, measured",
         "",
         f"`{found['command']}` on {found['machine']} (one core used), scikit-learn "
-        f"{sklearn.__version__}, NumPy {np.__version__}, {found['minutes']:.1f} minutes. Confidences are synthetic. Seconds from them to "
+        f"{sklearn.__version__}, NumPy {np.__version__}, {found['minutes']:.1f} minutes. "
+        "Confidences are synthetic. Seconds from them to "
         f"{FORGET:,} decisions: ours the median of five, SVC's once.",
         "",
         "| confidences | points | ours, s | SVC, s | SVC, cache 2 GB, s | times faster | "

@@ -257,7 +257,11 @@ class Pipeline:
                 seconds = self.seconds_of(f"patches/{method.title}", f"sweeps/{one.title}")
                 result = Found(choice, one.vector, len(rows), seconds)
             found[method.title] = result
-            if result.choice.edge:
+            if result.choice.scale == 0:
+                self.warnings.append(
+                    f"{method.title}: λ = 0 did best by {self.criterion.name}: nothing is forgotten"
+                )
+            elif result.choice.edge:
                 self.warnings.append(
                     f"{method.title}: no λ was better than the largest that was tried; a larger "
                     "one may be: raise search.stop or search.limit"

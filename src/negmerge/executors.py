@@ -61,7 +61,7 @@ class LocalProcesses:
     def __init__(self, make: Callable[[], Any], workers: int, threads: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.counts: Any = spawn.SimpleQueue()
-        start = (make, threads, self.counts, os.getpid())
+        start = (make, threads, self.counts, os.getpid(), spawn.Value("i", 0))
         self.pool = ProcessPoolExecutor(workers, spawn, _start, start)
 
     def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]:
@@ -93,13 +93,15 @@ class LocalProcesses:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def thread_split(workers: int | None, cores: int, jobs: int) -> tuple[int, int]:
-    """How many processes, and threads in each: one thread each unless there are too few jobs.
+def thread_split(workers: int | None, cores: int, jobs: int, gpus: int = 0) -> tuple[int, int]:
+    """How many processes, and threads in each: one for each GPU, or for each core if there is none.
 
     >>> thread_split(None, 8, 27), thread_split(None, 8, 2), thread_split(3, 8, 27)
     ((8, 1), (2, 4), (3, 2))
+    >>> thread_split(None, 64, 27, gpus=4)
+    (4, 16)
     """
-    processes = max(min(cores, jobs) if workers is None else workers, 1)
+    processes = max(min(gpus or cores, jobs) if workers is None else workers, 1)
     return processes, max(cores // processes, 1)
 
 
@@ -107,8 +109,8 @@ _context: Any = None
 _counts: Any = None
 
 
-def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int) -> None:
-    """Prepare a worker: it dies with its parent and leaves interrupts to it."""
+def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int, started: Any) -> None:
+    """Prepare a worker: it dies with its parent, leaves interrupts to it, and has one GPU."""
     global _context, _counts
     death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
@@ -118,6 +120,11 @@ def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int) -> N
     import torch
 
     torch.set_num_threads(threads)
+    with started.get_lock():
+        number = started.value
+        started.value += 1
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
     _counts = counts
     _context = make()
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from negmerge.errors import FileError, MismatchError, OptionError
 from negmerge.evaluation.scores import avg_gap
 from negmerge.executors import Executor, LocalProcesses, thread_split
@@ -55,7 +57,8 @@ def run(
         if folder.finished_with(recipe.dump()):
             return folder
         members = len(recipe.pool.members())
-        workers, threads = thread_split(recipe.workers, available_workers(None), members)
+        cores, gpus = available_workers(None), torch.cuda.device_count()
+        workers, threads = thread_split(recipe.workers, cores, members, gpus)
         with LocalProcesses(partial(Scenario, recipe), workers, threads) as executor:
             return Pipeline(recipe, folder, scenario, executor, progress).run()
 

@@ -8,6 +8,7 @@ goes on bit for bit where it was last saved.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from negmerge.data.transforms import seed_torch
 from negmerge.errors import ValueRangeError
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import load_tensors, save_tensors
+
+# cuBLAS repeats its sums only with a workspace of its own; read when a GPU is first used.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 VERSION = 1
 """Of this loop: raised when the same settings give other weights, so that nothing old is reused."""
@@ -156,14 +160,18 @@ def make_optimizer(model: nn.Module, settings: HyperParameters) -> torch.optim.O
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Only algorithms that repeat, for the block; torch's random state is given back after it."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    """Only algorithms that repeat, for the block; torch's random state is given back after it.
+
+    On a CPU all of them have one; on a GPU a few do not (such as the gradient of adaptive pooling),
+    and torch warns instead of failing.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def check_finite(model: nn.Module) -> None:

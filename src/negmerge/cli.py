@@ -252,9 +252,10 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
     json_
         Print JSON instead of tables.
     """
-    from negmerge.rundir import Run, describe_run, is_run
+    if (file / "recipe.yaml").is_file():
+        from negmerge.report.runs import describe_run
+        from negmerge.rundir import Run
 
-    if is_run(file):
         found = describe_run(Run(file))
         if json_:
             print(json.dumps(found))

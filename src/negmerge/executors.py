@@ -22,9 +22,15 @@ Work = Callable[[Any, Any, Advance], Any]
 
 
 class Executor(Protocol):
-    """Maps work over items; results come as they are done, with the item's place."""
+    """Maps work over items; results come as they are done, with the item's place.
 
-    def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]: ...
+    of: how many items there are with those done in an earlier run. It decides the threads of each,
+        on which the last bits of a training depend.
+    """
+
+    def map(
+        self, work: Work, items: Sequence[Any], advance: Advance, of: int | None = None
+    ) -> Iterator[Any]: ...
     def __enter__(self) -> Executor: ...
     def __exit__(self, *error: object) -> None: ...
 
@@ -40,7 +46,9 @@ class InProcess:
     def __init__(self, context: Any) -> None:
         self.context = context
 
-    def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]:
+    def map(
+        self, work: Work, items: Sequence[Any], advance: Advance, of: int | None = None
+    ) -> Iterator[Any]:
         for place, item in enumerate(items):
             yield place, work(self.context, item, advance)
 
@@ -55,20 +63,25 @@ class LocalProcesses:
 
     make: called in each process, gives the context; it and the items are sent there, so they must
         be plain data and module-level functions.
-    threads: of each process; two processes of one thread train more than one process of two.
+    threads: of each process when all are busy; two of one thread train more than one of two.
     """
 
     def __init__(self, make: Callable[[], Any], workers: int, threads: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.counts: Any = spawn.SimpleQueue()
-        start = (make, threads, self.counts, os.getpid(), spawn.Value("i", 0))
+        start = (make, self.counts, os.getpid(), spawn.Value("i", 0))
+        self.workers, self.cores = workers, workers * threads
+        self.others = multiprocessing.active_children()
         self.pool = ProcessPoolExecutor(workers, spawn, _start, start)
 
-    def map(self, work: Work, items: Sequence[Any], advance: Advance) -> Iterator[Any]:
+    def map(
+        self, work: Work, items: Sequence[Any], advance: Advance, of: int | None = None
+    ) -> Iterator[Any]:
+        threads = max(self.cores // min(self.workers, of or len(items)), 1)
         places: dict[Future[Any], int] = {}
         try:
             for place, item in enumerate(items):
-                places[self.pool.submit(_work, work, item)] = place
+                places[self.pool.submit(_work, work, item, threads)] = place
             pending = set(places)
             while pending:
                 done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -79,7 +92,8 @@ class LocalProcesses:
         except BrokenProcessPool:
             raise NegMergeError(
                 "a worker process died: it was killed, or memory ran out (fewer workers need less);"
-                " run the same command again, it goes on where it stopped"
+                " run the same command again, it goes on where it stopped. (In a script, call it"
+                " under `if __name__ == '__main__':`, or every worker begins the script anew.)"
             ) from None
 
     def __enter__(self) -> LocalProcesses:
@@ -89,7 +103,8 @@ class LocalProcesses:
         if kind is not None:
             # Interrupted or failed: what is being trained is saved in its own files; do not wait.
             for process in multiprocessing.active_children():
-                process.terminate()
+                if process not in self.others:
+                    process.terminate()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -109,7 +124,7 @@ _context: Any = None
 _counts: Any = None
 
 
-def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int, started: Any) -> None:
+def _start(make: Callable[[], Any], counts: Any, parent: int, started: Any) -> None:
     """Prepare a worker: it dies with its parent, leaves interrupts to it, and has one GPU."""
     global _context, _counts
     death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -119,7 +134,6 @@ def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int, star
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
-    torch.set_num_threads(threads)
     with started.get_lock():
         number = started.value
         started.value += 1
@@ -129,5 +143,12 @@ def _start(make: Callable[[], Any], threads: int, counts: Any, parent: int, star
     _context = make()
 
 
-def _work(work: Work, item: Any) -> Any:
-    return work(_context, item, _counts.put)
+def _work(work: Work, item: Any, threads: int) -> Any:
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        return work(_context, item, _counts.put)
+    except (RuntimeError, MemoryError) as error:  # of torch: out of memory, shapes, devices
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise NegMergeError(f"{type(error).__name__} in a worker: {reason}") from error

@@ -91,7 +91,7 @@ def atomic_lock(lock: Path) -> Iterator[None]:
     """Hold a lock file for the block, and remove it afterwards."""
     descriptor = None
     try:
-        with undisturbed():
+        with told_plainly(lock), undisturbed():
             descriptor = _open_and_lock(lock)
         yield
     finally:

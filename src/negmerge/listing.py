@@ -34,7 +34,7 @@ def selectors() -> Table:
 
 def criteria() -> Table:
     """Ways to choose λ."""
-    from negmerge.search import criteria
+    from negmerge.criteria import criteria
 
     return {
         name: {"summary": criteria.get(name).summary, "looks": criteria.get(name).looks}

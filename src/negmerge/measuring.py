@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from negmerge.evaluation.predictions import predict
+from negmerge.criteria import criteria
+from negmerge.evaluation.predictions import predict_all
 from negmerge.evaluation.scores import score
 from negmerge.executors import Advance
 from negmerge.files import write_file
+from negmerge.merge.engine import merge
 from negmerge.recipe import Search
 from negmerge.scenario import Problem
-from negmerge.search import criteria, search_scale, write_rows
+from negmerge.search import search_scale, write_rows
 from negmerge.task_vector import TaskVector
 
 
@@ -23,16 +25,17 @@ from negmerge.task_vector import TaskVector
 class Sweep:
     """A λ sweep to run.
 
-    vector: a patch, or a pool member if `member`; then τ is its own task vector.
+    vector: a patch, or a pool member if `member` says what becomes of its buffers; then τ is its
+        own task vector.
     search, criterion, reference: which λ are tried, and when there are enough.
-    out: the CSV to write. partial: keeps the rows while it runs.
+    out: the CSV to write. partial: keeps the rows until the run is finished.
     """
 
     id: str
     title: str
     base: Path
     vector: Path
-    member: bool
+    member: Literal["keep", "merge"] | None
     search: Search
     criterion: str
     reference: dict[str, Any] | None
@@ -43,8 +46,10 @@ class Sweep:
 def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
     """Run a sweep and write its rows; the seconds it took."""
     begun = time.perf_counter()
-    open_vector = partial(TaskVector.between, job.base) if job.member else TaskVector.load
-    tau = open_vector(job.vector)
+    if job.member is None:
+        tau = TaskVector.load(job.vector)
+    else:
+        tau = merge(job.base, [job.vector], "uniform", buffers=job.member)
     model = problem.network(job.base)
     feeds = problem.scoring_feeds("choose")
     rows = search_scale(
@@ -58,7 +63,6 @@ def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
         advance=advance,
     )
     write_rows(job.out, rows)
-    job.partial.unlink(missing_ok=True)
     return time.perf_counter() - begun
 
 
@@ -79,12 +83,9 @@ def run_evaluation(problem: Problem, job: Evaluation, advance: Advance) -> dict[
         advance(sum(len(feed) for feed in feeds.values()))
         return json.loads(job.out.read_bytes())
     model = problem.network(job.model)
-    tau = None if job.patch is None else TaskVector.load(job.patch)
-    if tau is None:
-        found = {name: predict(model, feed, advance) for name, feed in feeds.items()}
-    else:
-        with tau.applied(model, -job.scale):
-            found = {name: predict(model, feed, advance) for name, feed in feeds.items()}
-    scores = score(found)
+    with ExitStack() as stack:
+        if job.patch is not None:
+            stack.enter_context(TaskVector.load(job.patch).applied(model, -job.scale))
+        scores = score(predict_all(model, feeds, advance))
     write_file(job.out, json.dumps(scores).encode())
     return scores

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from negmerge.errors import MismatchError, ValueRangeError, shown
+from negmerge.names import is_variance
 
 if TYPE_CHECKING:
     from negmerge.task_vector import TaskVector
@@ -39,6 +40,10 @@ def applied(
                 where, values = _on_device(tau, name, tensor)
                 old = tensor.data[where].clone()  # indexing a scalar gives a view
                 new = rounded(old.double() + factor * values, tensor.dtype)
+                if entry.mask is None:
+                    new = torch.where(values == 0, old, new)  # keeps the bits of a negative zero
+                if is_variance(name):
+                    new = torch.maximum(new, torch.zeros_like(new))  # as on files
                 if not bool(new.isfinite().all()):
                     raise ValueRangeError(
                         f"{shown(name)}: θ + {factor}·τ does not fit {tensor.dtype}"
@@ -82,13 +87,11 @@ def _on_device(tau: TaskVector, name: str, tensor: Tensor) -> tuple[Any, Tensor]
     key = (name, tensor.device)
     if key not in tau.on_device:
         entry = tau.entries[name]
-        flat = torch.from_numpy(entry.positions())
-        stored = entry.stored()
-        values = torch.from_numpy(stored[stored != 0] if entry.mask is None else stored.copy())
-        where = torch.unravel_index(flat, entry.shape) if entry.shape else (Ellipsis,)
-        where = tuple(w.to(tensor.device) if isinstance(w, Tensor) else w for w in where)
-        tau.on_device[key] = (
-            where,
-            values.double().to(tensor.device).reshape(-1 if entry.shape else ()),
-        )
+        values = torch.from_numpy(entry.stored().copy()).double().to(tensor.device)
+        if entry.mask is None:
+            tau.on_device[key] = ((Ellipsis,), values.reshape(entry.shape))
+        else:
+            flat = torch.from_numpy(entry.positions())
+            places = torch.unravel_index(flat, entry.shape)
+            tau.on_device[key] = (tuple(p.to(tensor.device) for p in places), values)
     return tau.on_device[key]

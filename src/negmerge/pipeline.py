@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from negmerge.criteria import Choice, choose, criteria
 from negmerge.errors import FileError, MismatchError, OptionError
 from negmerge.evaluation.scores import avg_gap
 from negmerge.executors import Executor, LocalProcesses, thread_split
 from negmerge.files import file_digest, write_file
 from negmerge.measuring import Evaluation, Sweep, run_evaluation, run_sweep
-from negmerge.merge.accumulator import Accumulator
+from negmerge.merge.accumulator import Accumulator, foldable
 from negmerge.merge.engine import merge
 from negmerge.merge.rules import make_rule, rules
 from negmerge.parallel import available_workers
@@ -27,7 +28,7 @@ from negmerge.progress import Progress, Quiet
 from negmerge.recipe import DEFAULT, Method, Recipe, load_recipe
 from negmerge.rundir import Run, write_json
 from negmerge.scenario import Problem, Scenario, identity
-from negmerge.search import Choice, choose, criteria, read_rows
+from negmerge.search import read_rows
 from negmerge.task_vector import TaskVector
 
 SELECTORS = ("single_best",)
@@ -42,10 +43,15 @@ def run(
 ) -> Run:
     """Unlearn as a recipe says; run again on the same folder, it goes on where it stopped.
 
+    Work is done in processes, so a script must call it under `if __name__ == "__main__":`.
+
     recipe: a Recipe, a path or a shipped name; None: the embedded demo.
     out: the run directory; `runs/<name>` if not given. changes: `key=value` for the recipe.
     """
-    if not isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe):
+        if changes:
+            raise OptionError("changes go with the name or path of a recipe, not with a Recipe")
+    else:
         out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
         recipe = load_recipe(recipe, changes)
     folder = Run("runs/recipe" if out is None else out)
@@ -54,7 +60,8 @@ def run(
     scenario = Scenario(recipe, progress)
     scenario.check()  # before anything is written
     with folder.working():
-        if folder.finished_with(recipe.dump()):
+        if folder.finished_with(recipe.dump(), problem_of(recipe, scenario)):
+            folder.clear()
             return folder
         members = len(recipe.pool.members())
         cores, gpus = available_workers(None), torch.cuda.device_count()
@@ -63,8 +70,23 @@ def run(
             return Pipeline(recipe, folder, scenario, executor, progress).run()
 
 
+def problem_of(recipe: Recipe, problem: Problem) -> str:
+    """A hash of what a run depends on beside its recipe: data, splits, files of weights."""
+    given = [recipe.model.weights, recipe.retrain and recipe.retrain.weights]
+    return identity(problem.identity, [path and file_digest(path) for path in given])
+
+
 def check_methods(recipe: Recipe) -> None:
-    """Every method is a rule with options it takes, or a selector."""
+    """Every method is a rule with options it takes, or a selector; the criterion is a known one."""
+    criteria.get(recipe.criterion)
+    if not recipe.pool.keep:
+        names = [method.name for method in recipe.methods]
+        for name in names:
+            if names.count(name) > 1 or (name in rules and name not in foldable()):
+                raise OptionError(
+                    f"pool.keep false serves each rule once, and only: {', '.join(foldable())}; "
+                    f"got {name!r}. Keep the pool, or leave it out"
+                )
     for method in recipe.methods:
         if method.name in SELECTORS:
             if method.options:
@@ -115,7 +137,7 @@ class Pipeline:
         scores = self.score_all(original, retrained, pool, found)
         self.write_unlearned(found)
         write_json(self.folder.folder / "scores.json", scores)
-        self.folder.seal([job.id for job in pool], list(found))
+        self.folder.seal(problem_of(self.recipe, self.problem), self.artefacts(pool, found))
         return self.folder
 
     # --------------------------------------------------------------------------------------- stages
@@ -128,13 +150,21 @@ class Pipeline:
                 "match_holdout leaves a whole class as well known as held-out data of the others; "
                 "keep_retain or oracle forget it"
             )
+        if len(self.recipe.pool.members()) == 1:
+            self.warnings.append("a pool of one member: every rule gives its own task vector")
+        if about["looked"] and not self.criterion.looks:
+            self.warnings.append("a set has one sample: λ is chosen on what is reported")
         self.folder.manifest.unlink(missing_ok=True)
         write_file(self.folder.recipe, self.recipe.dump().encode())
 
     def plan_originals(self) -> tuple[Job, Job | None]:
         """The jobs of original and reference; a folder that holds others is left as it is."""
         make = partial(
-            make_job, self.problem, settings=self.recipe.train, states=self.folder.states
+            make_job,
+            self.problem,
+            settings=self.recipe.train,
+            states=self.folder.states,
+            save_every=self.recipe.save_every,
         )
         original = make("original model", "train", out=lambda _: self.folder.base)
         if self.recipe.model.weights is not None:
@@ -147,8 +177,8 @@ class Pipeline:
         for job in (original, retrained):
             if job is not None and job.out.exists() and not job.done():
                 raise MismatchError(
-                    f"{job.out}: was made by another recipe, and nothing is overwritten; "
-                    "name another --out, or remove the folder"
+                    f"{job.out}: is damaged or was made by another recipe, and nothing is "
+                    "overwritten; name another --out, or remove the folder"
                 )
         return original, retrained
 
@@ -169,6 +199,7 @@ class Pipeline:
                 member,
                 out=self.folder.member,
                 states=self.folder.states,
+                save_every=self.recipe.save_every,
                 start=start,
             )
             for k, member in enumerate(settings, 1)
@@ -187,6 +218,11 @@ class Pipeline:
         wanted = {method.name: method.options for method in self.recipe.methods}
         if path.exists():
             accumulator = Accumulator.load(path, base)
+            if not accumulator.made_for(wanted, self.recipe.buffers):
+                raise MismatchError(
+                    f"{path}: was made for other methods or buffers, and its members are gone; "
+                    "name another --out"
+                )
         else:
             accumulator = Accumulator(base, wanted, self.recipe.buffers)
         folded = {member["name"] for member in accumulator.members}
@@ -247,7 +283,8 @@ class Pipeline:
         make = partial(self.make_sweep, reference)
         merged = {title: make(title, patch) for title, patch in patches.items()}
         single = any(method.name == "single_best" for method in self.recipe.methods)
-        members = [make(f"member-{job.id}", job.out, True) for job in pool] if single else []
+        buffers = self.recipe.buffers
+        members = [make(f"member-{j.id}", j.out, buffers) for j in pool] if single else []
         self.sweep_all([*merged.values(), *members])
         found: dict[str, Found] = {}
         for method in self.recipe.methods:
@@ -278,11 +315,11 @@ class Pipeline:
         rows = [read_rows(s.out) for s in sweeps]
         choices = [choose(r, self.criterion, reference) for r in rows]
         best = min(range(len(pool)), key=lambda k: choices[k].loss)
-        base, member = self.folder.base, pool[best]
+        base, member, buffers = self.folder.base, pool[best], self.recipe.buffers
         patch = self.make_patch(
             title,
-            identity("single best", member.id),
-            lambda out: merge(base, [member.out], "uniform", out=out),
+            identity("single best", member.id, buffers),
+            lambda out: merge(base, [member.out], "uniform", out=out, buffers=buffers),
         )
         seconds = self.seconds_of(*(f"sweeps/{s.title}" for s in sweeps))
         detail = {"member": member.id, "settings": member.settings.model_dump(mode="json")}
@@ -314,6 +351,7 @@ class Pipeline:
                 self.warnings.append(
                     f"the pool processed {ratio:.2f} × the samples of retraining from scratch"
                 )
+        about = self.problem.describe()
         methods = [
             {"method": title, "splits": "forget", "scale": result.choice.scale}
             | own
@@ -326,7 +364,7 @@ class Pipeline:
                 "cost_ratio": ratio,
                 "evaluations": result.evaluations,
                 "criterion": self.criterion.name,
-                "looked": self.criterion.looks,
+                "looked": about["looked"],
                 "edge": result.choice.edge,
             }
             | result.detail
@@ -338,10 +376,28 @@ class Pipeline:
             "original": first,
             "retrain": second,
             "methods": methods,
-            "splits": self.problem.describe(),
+            "splits": about,
             "pool": [job.cost() for job in pool],
             "warnings": self.warnings,
         }
+
+    def artefacts(self, pool: list[Job], found: dict[str, Found]) -> list[Path]:
+        """All files of this run."""
+        run = self.folder
+        files = [run.recipe, run.base, run.base.with_suffix(".json"), run.unlearned]
+        files += [run.folder / "scores.json", run.folder / "journal.json"]
+        if self.recipe.retrain is not None:
+            files += [run.retrain, run.retrain.with_suffix(".json")]
+        files += [job.record for job in pool]
+        if self.recipe.pool.keep:
+            files += [job.out for job in pool]
+        files += [result.patch for result in found.values()]
+        for method in self.recipe.methods:
+            if method.name == "single_best":
+                files += [run.sweep(f"member-{job.id}") for job in pool]
+            else:
+                files.append(run.sweep(method.title))
+        return files
 
     def write_unlearned(self, found: dict[str, Found]) -> None:
         """θ_ori − λτ of the first method, as a model file."""
@@ -362,7 +418,7 @@ class Pipeline:
         if todo:
             total = sum(samples_of(self.problem, job) for job in todo if job.steps)
             self.progress.stage(title, total, "samples")
-            for place, _ in self.executor.map(run_job, todo, self.progress.advance):
+            for place, _ in self.executor.map(run_job, todo, self.progress.advance, len(jobs)):
                 then(todo[place])
 
     def make_patch(self, title: str, made_from: str, make: Callable[[Path], object]) -> Path:
@@ -371,15 +427,19 @@ class Pipeline:
         if not self.folder.has(name, made_from, path):
             begun = time.perf_counter()
             make(path)
-            self.folder.finished_unit(name, made_from, time.perf_counter() - begun)
+            self.folder.finished_unit(name, made_from, path, time.perf_counter() - begun)
         return path
 
     def make_sweep(
-        self, reference: dict[str, Any] | None, title: str, vector: Path, member: bool = False
+        self,
+        reference: dict[str, Any] | None,
+        title: str,
+        vector: Path,
+        member: Literal["keep", "merge"] | None = None,
     ) -> Sweep:
         """A sweep with its id: whatever its rows depend on."""
         search = self.recipe.search
-        depends = [search.grid(), self.criterion.looks, search.samples, self.recipe.seed]
+        depends = [search.grid(), self.criterion.looks, search.samples, self.recipe.seed, member]
         if search.limit is not None:
             depends += [search.limit, self.criterion.name, reference]
         made_from = identity(file_digest(vector), depends, self.problem.identity)
@@ -402,13 +462,16 @@ class Pipeline:
             size = sum(len(feed) for feed in self.problem.scoring_feeds("choose").values())
             total = size * len(self.recipe.search.grid()) * len(todo)
             self.progress.stage(f"searching λ in {len(todo)} sweeps", total, "samples")
-            for place, seconds in self.executor.map(run_sweep, todo, self.progress.advance):
-                self.folder.finished_unit(f"sweeps/{todo[place].title}", todo[place].id, seconds)
+            results = self.executor.map(run_sweep, todo, self.progress.advance, len(sweeps))
+            for place, seconds in results:
+                one = todo[place]
+                self.folder.finished_unit(f"sweeps/{one.title}", one.id, one.out, seconds)
 
     def evaluation(self, model: Path, patch: Path | None = None, scale: float = 0.0) -> Evaluation:
         """A model to score, with the place where its scores wait for the others."""
         content = [file_digest(model), patch and file_digest(patch), scale, self.criterion.looks]
-        made_from = identity(*content, self.recipe.search.samples, self.problem.identity)
+        content += [self.recipe.search.samples, self.recipe.seed]
+        made_from = identity(*content, self.problem.identity)
         return Evaluation(model, self.folder.states / f"{made_from}.json", patch, scale)
 
     def evaluate(self, what: str, wanted: list[Evaluation]) -> list[dict[str, Any]]:

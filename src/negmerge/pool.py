@@ -30,7 +30,7 @@ class Job:
     title: for people. part: the data it sees. start: weights to start from; fresh ones if None.
     out: the model file; beside it goes a `.json` with what the training cost.
     state: the file that keeps the training while it runs.
-    steps: False if the weights it starts from are the result.
+    steps: False if the weights it starts from are the result. save_every: seconds.
     """
 
     id: str
@@ -42,6 +42,7 @@ class Job:
     out: Path
     state: Path
     steps: bool = True
+    save_every: float = 15.0
 
     @property
     def record(self) -> Path:
@@ -52,8 +53,9 @@ class Job:
         if not (self.out.exists() and self.record.exists()):
             return False
         try:
-            return metadata_of(self.out).get("id") == self.id
-        except FileError:
+            made = metadata_of(self.out).get("id") == self.id
+            return made and self.cost()["id"] == self.id
+        except (FileError, ValueError, KeyError):
             return False
 
     def given(self, weights: Path) -> Job:
@@ -73,6 +75,7 @@ def make_job(
     out: Callable[[str], Path],
     states: Path,
     start: tuple[Path, str] | None = None,
+    save_every: float = 15.0,
 ) -> Job:
     """A training with its id and seed.
 
@@ -83,7 +86,8 @@ def make_job(
     seed = seed_of("training", problem.seed, identity(*depends))
     name = identity(*depends, seed, VERSION)
     weights = None if start is None else start[0]
-    return Job(name, title, part, settings, seed, weights, out(name), states / name)
+    job = Job(name, title, part, settings, seed, weights, out(name), states / name)
+    return replace(job, save_every=save_every)
 
 
 def run_job(problem: Problem, job: Job, advance: Advance) -> None:
@@ -93,7 +97,15 @@ def run_job(problem: Problem, job: Job, advance: Advance) -> None:
     if job.steps:
         feed: Feed = problem.training_feed(job.part)
         try:
-            cost = train(network, feed, job.settings, job.seed, state=job.state, advance=advance)
+            cost = train(
+                network,
+                feed,
+                job.settings,
+                job.seed,
+                state=job.state,
+                save_every=job.save_every,
+                advance=advance,
+            )
         except NegMergeError as error:
             raise type(error)(f"{job.title}: {error}") from None
     settings = job.settings.model_dump(mode="json")

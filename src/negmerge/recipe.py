@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import product
@@ -39,6 +38,12 @@ class Data(Strict):
     """A folder with local copies; the environment variable NEGMERGE_DATA serves too."""
     revision: str | None = None
     size: Count | None = None
+    config: str | None = None
+    """The Hub's name for the part to take."""
+    channels: Annotated[int, Field(ge=1, le=3)] | None = None
+    mean: tuple[float, ...] | None = None
+    """Of the pixels by channel, with `std`; the model takes them off."""
+    std: tuple[Positive, ...] | None = None
     image: str | None = None
     label: str | None = None
     id: str | None = None
@@ -108,9 +113,9 @@ class Pool(Strict):
                 raise ValueError(f"grid.{name}: no such hyper-parameter")
             if not values:
                 raise ValueError(f"grid.{name}: wanted at least one value")
-            if len({json.dumps(v) for v in values}) < len(values):
-                raise ValueError(f"grid.{name}: a value is listed twice")
-        self.members()
+        members = [m.model_dump_json() for m in self.members()]
+        if len(set(members)) < len(members):
+            raise ValueError("grid: a value is listed twice, two members would be the same")
         return self
 
     def members(self) -> list[HyperParameters]:
@@ -156,7 +161,7 @@ class Search(Strict):
     """λ runs over `count` even steps from 0 to `stop`, unless `scales` lists them."""
     limit: Positive | None = None
     """While the largest λ is as good as any, the grid grows up to here; not given: it does not."""
-    criterion: Literal["match_holdout", "keep_retain", "oracle"] | None = None
+    criterion: str | None = None
     """Not given: match_holdout for records, keep_retain for a whole class."""
     samples: Count = 2000
     """At most so many of each set choose λ; they are not reported."""
@@ -181,7 +186,7 @@ class Search(Strict):
         if self.scales is not None or self.limit is None:
             return ()
         last, step = scales[-1], 2 * (scales[-1] - scales[-2])
-        count = round(last / step)
+        count = max(round(last / step), 1)
         more = (round(last + step * k, 10) for k in range(1, count + 1))
         return tuple(scale for scale in more if scale <= self.limit)
 
@@ -207,6 +212,8 @@ class Recipe(Strict):
     search: Search = Search()
     workers: Count | None = None
     """Processes that train at once; the cores are shared among them."""
+    save_every: Annotated[float, Field(ge=0)] = 15.0
+    """Seconds between two saves of a training in progress."""
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -256,7 +263,7 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
             raise OptionError(f"--set {change!r}: wanted key=value")
         try:
             set_in(tree, key, yaml.safe_load(text))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise OptionError(f"--set {key}: {text!r} is not a YAML value") from None
     return check_recipe(tree, where)
 
@@ -279,7 +286,7 @@ def read_recipe(name: str | Path | None) -> tuple[str, dict[str, Any]]:
         raise FileError(f"{where}: {len(raw):,} bytes is too large for a recipe")
     try:
         tree = yaml.safe_load(raw.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FileError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     if tree is None:
         tree = {}

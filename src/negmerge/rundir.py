@@ -6,14 +6,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, MismatchError, shown
-from negmerge.files import SUFFIX, atomic_lock, file_digest, told_plainly, write_file
+from negmerge.files import atomic_lock, file_digest, told_plainly, write_file
 
 FORMAT = "negmerge-run/1"
 
@@ -53,9 +53,12 @@ class Run:
         """Whether the manifest is there, which is written last."""
         return self.manifest.exists()
 
-    def finished_with(self, recipe: str) -> bool:
-        """Whether it is finished, with exactly this recipe."""
-        return self.finished and self.recipe.read_text(encoding="utf-8") == recipe
+    def finished_with(self, recipe: str, problem: str) -> bool:
+        """Whether it is finished, with exactly this recipe and this content of what it names."""
+        if not (self.finished and self.recipe.is_file()):
+            return False
+        same = read_json(self.manifest).get("problem") == problem
+        return same and self.recipe.read_text(encoding="utf-8") == recipe
 
     @cached_property
     def scores(self) -> dict[str, Any]:
@@ -72,8 +75,6 @@ class Run:
                 folder.mkdir(parents=True, exist_ok=True)
         with atomic_lock(self.folder / ".lock"):
             yield
-        with suppress(OSError):  # it is empty if there was nothing to do
-            self.states.rmdir()
 
     def _folders(self) -> list[Path]:
         return [self.folder / name for name in ("pool", "patches", "sweeps", "unlearned")]
@@ -84,54 +85,53 @@ class Run:
         path = self.folder / "journal.json"
         return read_json(path) if path.exists() else {}
 
-    def finished_unit(self, name: str, identity: str, seconds: float) -> None:
-        """Note a finished piece of work."""
-        self.journal[name] = {"id": identity, "seconds": seconds}
+    def finished_unit(self, name: str, identity: str, path: Path, seconds: float) -> None:
+        """Note a finished piece of work: what it was made from, and the file that came of it."""
+        made = {"id": identity, "sha256": file_digest(path), "seconds": seconds}
+        self.journal[name] = made
         write_json(self.folder / "journal.json", self.journal)
 
     def has(self, name: str, identity: str, path: Path) -> bool:
-        """Whether a piece of work with this content is finished."""
-        return path.exists() and self.journal.get(name, {}).get("id") == identity
+        """Whether a piece of work with this content is finished, and its file the one it left."""
+        made = self.journal.get(name, {})
+        return (
+            made.get("id") == identity
+            and path.is_file()
+            and made.get("sha256") == file_digest(path)
+        )
 
     # --------------------------------------------------------------------------------- the manifest
 
-    def seal(self, members: Collection[str], patches: Collection[str]) -> None:
-        """Clear what this run does not need, then write the manifest.
+    def seal(self, problem: str, artefacts: Collection[Path]) -> None:
+        """Write the manifest of a finished run, then clear what only an unfinished one needs.
 
-        members: the ids of its pool; others, of an earlier pool, stay but are not listed.
-        patches: its methods; patches and sweeps of others go, they are made again in no time.
+        problem: a hash of what the recipe does not say, such as the content of files it names.
+        artefacts: all files of this run. Members of an earlier pool stay but are not listed;
+            patches and sweeps of an earlier recipe go, they are made again in no time.
         """
-        shutil.rmtree(self.states, ignore_errors=True)
-        known = {*patches, *(f"member-{name}" for name in members)}
         for path in (*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")):
-            if path.stem not in known:
+            if path not in artefacts:
                 path.unlink()
         files = {
             path.relative_to(self.folder).as_posix(): {
                 "bytes": path.stat().st_size,
                 "sha256": file_digest(path),
             }
-            for path in self._artefacts(members)
+            for path in sorted(artefacts)
         }
         manifest = {
             "format": FORMAT,
+            "problem": problem,
             "result": self._result(files),
             "versions": versions(),
             "files": files,
         }
         write_json(self.manifest, manifest)
+        self.clear()
 
-    def _artefacts(self, members: Collection[str]) -> list[Path]:
-        own = (self.manifest.name, ".lock", self.accumulator.name)
-        others = [p for p in self.folder.glob("pool/*/") if p.name not in members]
-        return sorted(
-            path
-            for path in self.folder.rglob("*")
-            if path.is_file()
-            and path.name not in own
-            and not path.name.endswith(SUFFIX)
-            and path.parent not in others
-        )
+    def clear(self) -> None:
+        """Remove the state of work in progress."""
+        shutil.rmtree(self.states, ignore_errors=True)
 
     def _result(self, files: Mapping[str, Mapping[str, Any]]) -> str:
         """One hash of all that a repeated run gives again: everything but how long it took."""
@@ -146,9 +146,12 @@ class Run:
     def verify(self) -> int:
         """Recompute every hash of the manifest; the number of files, or the first that differs."""
         manifest = read_json(self.manifest)
-        if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), dict):
+        files = manifest.get("files")
+        if manifest.get("format") != FORMAT or not isinstance(files, dict):
             raise FileError(f"{self.manifest}: is not the manifest of a run")
-        for name, entry in manifest["files"].items():
+        for name, entry in files.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+                raise FileError(f"{self.manifest} {shown(name)}: has no sha256; it is damaged")
             path = self.folder / name
             if not path.resolve().is_relative_to(self.folder.resolve()):
                 raise FileError(f"{self.manifest} {shown(name)}: leads out of the run")
@@ -158,29 +161,9 @@ class Run:
                 raise MismatchError(
                     f"{path}: has changed: sha256 {found}, the manifest says {entry['sha256']}"
                 )
-        if self._result(manifest["files"]) != manifest["result"]:
+        if self._result(files) != manifest.get("result"):
             raise MismatchError(f"{self.manifest}: the hash of the result does not fit the files")
-        return len(manifest["files"])
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run, finished or not."""
-    return (folder / "recipe.yaml").is_file()
-
-
-def describe_run(run: Run) -> dict[str, Any]:
-    """What is there of a run, as plain data; the scores if it is finished."""
-    pool = sorted(run.folder.glob("pool/*/*.json"))
-    return {
-        "kind": "run",
-        "finished": run.finished,
-        "base": run.base.exists(),
-        "retrain": run.retrain.exists(),
-        "members": len(pool),
-        "patches": sorted(p.stem for p in run.folder.glob("patches/*.safetensors")),
-        "sweeps": sorted(p.stem for p in run.folder.glob("sweeps/*.csv")),
-        "scores": run.scores if run.finished else None,
-    }
+        return len(files)
 
 
 def without_seconds(tree: Any) -> Any:

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from negmerge.criteria import criteria
 from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed
 from negmerge.data.splits import Parts, Splits, divide, make_splits
-from negmerge.data.transforms import seed_torch
-from negmerge.errors import FileError
+from negmerge.data.transforms import own_random_state, seed_torch
+from negmerge.errors import FileError, OptionError
 from negmerge.files import file_digest
-from negmerge.models.classifiers import create, final_linear, models
+from negmerge.models.classifiers import channels_last, create, final_linear, models
 from negmerge.models.weights import load_model
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
@@ -59,7 +60,7 @@ class Scenario:
 
     def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
         self.recipe, self.progress, self.seed = recipe, progress, recipe.seed
-        self.looks = recipe.criterion == "oracle"
+        self.looks = criteria.get(recipe.criterion).looks
 
     def check(self) -> None:
         """Find what is wrong with the recipe's data, model or files before hours of work."""
@@ -69,9 +70,18 @@ class Scenario:
         for field, path in given.items():
             if path is not None and not path.is_file():
                 raise FileError(f"{path}: not there; {field} names a .safetensors file")
-        if self.recipe.model.weights is not None:
-            self.network(self.recipe.model.weights)
         self.splits  # noqa: B018 (opens the data and cuts it)
+        network = self.network(self.recipe.model.weights)
+        shape = (2, self.source.channels, self.source.size, self.source.size)
+        try:
+            with torch.inference_mode():
+                device = next(network.parameters()).device
+                network.eval()(torch.zeros(shape, device=device))
+        except RuntimeError as error:
+            raise OptionError(
+                f"model.name {self.recipe.model.name!r} does not take images of "
+                f"{self.source.size} pixels: {error}; set data.size"
+            ) from None
 
     # ----------------------------------------------------------------------------------------- data
 
@@ -79,7 +89,8 @@ class Scenario:
     def source(self) -> Source:
         """Where the data is and how it looks."""
         data = self.recipe.data
-        named = {k: getattr(data, k) for k in ("size", "image", "label", "id", "train", "test")}
+        fields = set(type(data).model_fields) - {"name", "root", "revision", "limit"}
+        named = {k: getattr(data, k) for k in sorted(fields)}
         return resolve(data.name, **{k: v for k, v in named.items() if v is not None})
 
     @cached_property
@@ -143,7 +154,7 @@ class Scenario:
         """The network, with a file's weights or with fresh ones (or the recipe's `init`)."""
         source = self.source
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        with torch.random.fork_rng():
+        with own_random_state():
             seed_torch(seed_of("weights", seed))
             network = create(
                 self.recipe.model.name,
@@ -156,16 +167,17 @@ class Scenario:
             load_model(weights, network)
         elif self.recipe.model.init is not None:
             load_model(self.recipe.model.init, network, new_head=final_linear(network)[0])
-        # Convolutions run up to twice as fast with the channels last in memory.
-        return network.to(device, memory_format=torch.channels_last)  # pyright: ignore
+        return channels_last(network.to(device))
 
     @property
     def identity(self) -> list[Any]:
         """What every model of this problem depends on."""
         data = [images.fingerprint for images in self.images]
+        seen = [self.source.mean, self.source.std, self.source.crop, self.source.flip]
+        seen.append(self.images[0].classes)
         init = self.recipe.model.init
         start = None if init is None else file_digest(init)
-        return [data, self.splits.fingerprint, self.recipe.model.name, start]
+        return [data, seen, self.splits.fingerprint, self.recipe.model.name, start]
 
     def describe(self) -> dict[str, Any]:
         """The sizes of all parts, for the record."""
@@ -185,6 +197,7 @@ class Scenario:
             if splits.forgotten_class is None
             else self.images[0].classes[splits.forgotten_class],
             "sizes": sizes,
+            "looked": self.looks or parts.shared,
             "chosen_on": "the reported data" if self.looks else chosen_on,
             "fingerprint": splits.fingerprint,
             "labels": np.bincount(self.images[0].labels[splits.forget]).tolist(),

@@ -1,34 +1,31 @@
-"""The strength λ: `sweep` runs the model over a grid and is saved, `choose` is pure and instant."""
+"""The strength λ: a sweep runs the model over a grid; its rows are saved, so that choosing again
+(`criteria.py`) never runs the model again."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from negmerge.criteria import Criterion, Row, choose
 from negmerge.data.feeds import Feed
-from negmerge.errors import FileError, OptionError, ValueRangeError
-from negmerge.evaluation.predictions import predict
-from negmerge.evaluation.scores import METRICS, accuracy, avg_gap, score
+from negmerge.errors import FileError, ValueRangeError
+from negmerge.evaluation.predictions import predict_all
+from negmerge.evaluation.scores import METRICS, accuracy, score
 from negmerge.files import write_file
 from negmerge.recipe import Search
-from negmerge.registry import Registry
 from negmerge.task_vector import TaskVector
-
-Row = dict[str, float]
-"""`scale` and what was measured there: `acc_<set>` for every set, `mia` if λ may look."""
 
 
 def measure(
     model: nn.Module, feeds: Mapping[str, Feed], advance: Callable[[int], None] = lambda count: None
 ) -> Row:
     """Accuracy on every set; membership inference too where a test set is among them."""
-    found = {name: predict(model, feed, advance) for name, feed in feeds.items()}
+    found = predict_all(model, feeds, advance)
     if "test" in found:
         scores = score(found)
         return {metric: scores[metric] for metric in METRICS}
@@ -110,91 +107,3 @@ def read_rows(path: Path) -> list[Row]:
             return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
     except (ValueError, TypeError, AttributeError) as error:
         raise FileError(f"{path}: is not a sweep: {error}; remove it and run again") from None
-
-
-# ----------------------------------------------------------------------------------------- criteria
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """How λ is chosen from the rows of a sweep.
-
-    loss: from a row, the row of λ = 0 and the retrained model's scores to a number; the smallest
-        wins, and of equals the smallest λ. None: the row may not be chosen.
-    looks: whether it chooses on the data that is reported.
-    """
-
-    name: str
-    summary: str
-    loss: Callable[[Row, Row, Mapping[str, Any] | None], float | None]
-    looks: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The chosen λ, how good it was by the criterion, and whether the largest was as good."""
-
-    scale: float
-    loss: float
-    edge: bool
-
-
-def choose(
-    rows: Iterable[Row], criterion: Criterion, retrain: Mapping[str, Any] | None = None
-) -> Choice:
-    """The best row by a criterion.
-
-    >>> rows = [dict(scale=s, acc_forget=f, acc_retain=99.0, acc_holdout=90.0)
-    ...         for s, f in ((0.0, 100.0), (0.5, 91.0), (1.0, 60.0))]
-    >>> choose(rows, criteria.get("match_holdout")).scale
-    0.5
-    """
-    ordered = sorted(rows, key=lambda row: row["scale"])
-    if not ordered or ordered[0]["scale"] != 0:
-        raise OptionError(
-            "a sweep must begin at λ = 0: the original model is what others differ from"
-        )
-    losses = [(criterion.loss(row, ordered[0], retrain), row["scale"]) for row in ordered]
-    allowed = [(loss, scale) for loss, scale in losses if loss is not None]
-    if not allowed:
-        raise ValueRangeError(f"no λ satisfies {criterion.name}; try other scales")
-    loss, scale = min(allowed)
-    return Choice(scale, loss, losses[-1][0] == loss)
-
-
-def _match_holdout(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:
-    # The original's accuracy on what it never saw is what it would have had on the forget set. The
-    # unlearned model's own would do as well, but a destroyed model has both at chance, and matches.
-    return abs(row["acc_forget"] - zero["acc_holdout"])
-
-
-def _keep_retain(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float | None:
-    return row["acc_forget"] if row["acc_retain"] >= 0.95 * zero["acc_retain"] else None
-
-
-def _oracle(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:
-    if retrain is None:
-        raise OptionError("criterion oracle needs the retrained model's scores")
-    return avg_gap(row, retrain)
-
-
-criteria: Registry[Criterion] = Registry("criterion")
-for _criterion in (
-    Criterion(
-        "match_holdout",
-        "forget accuracy nearest to the original's accuracy on held-out data; needs no retraining",
-        _match_holdout,
-    ),
-    Criterion(
-        "keep_retain",
-        "lowest forget accuracy with at least 95 % of the original's retain accuracy",
-        _keep_retain,
-    ),
-    Criterion(
-        "oracle",
-        "smallest Avg. Gap to the retrained model, on the reported data, as in the paper",
-        _oracle,
-        looks=True,
-    ),
-):
-    criteria.register(_criterion.name, _criterion)

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Batch, Feed, batches_of, steps_of
-from negmerge.data.transforms import seed_torch
+from negmerge.data.transforms import own_random_state, seed_torch
 from negmerge.errors import ValueRangeError
 from negmerge.hyperparameters import HyperParameters
+from negmerge.models.classifiers import channels_last
 from negmerge.models.weights import load_tensors, save_tensors
 
 # cuBLAS repeats its sums only with a workspace of its own; read when a GPU is first used.
@@ -31,9 +32,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 VERSION = 1
 """Of this loop: raised when the same settings give other weights, so that nothing old is reused."""
-
-SAVE_EVERY = 15.0
-"""Seconds between two saves of a training in progress."""
 
 Objective = Callable[[nn.Module, Batch], Tensor]
 Adjust = Callable[[nn.Module], None]
@@ -68,6 +66,7 @@ def train(
     *,
     objective: Objective | None = None,
     state: Path | None = None,
+    save_every: float = 15.0,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Trained:
     """Train a model in place.
@@ -81,11 +80,12 @@ def train(
     feed: where batches come from. settings, seed: decide everything that is random.
     objective: (model, batch) → loss; cross-entropy if not given.
     state: a file that keeps a training in progress; if it is there, the training goes on from it.
+    save_every: seconds between two saves.
     advance: told the number of samples of each step.
     """
     objective = objective or cross_entropy(settings)
     device = next(model.parameters()).device
-    model.to(memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    channels_last(model).train()
     optimizer = make_optimizer(model, settings)
     steps = steps_of(len(feed), settings.batch)
     total = steps * settings.epochs
@@ -118,7 +118,7 @@ def train(
                 optimizer.step()
                 place.took(step, steps, len(picked), float(loss.detach()))
                 advance(len(picked))
-                if state is not None and time.monotonic() - saved > SAVE_EVERY:
+                if state is not None and time.monotonic() - saved > save_every:
                     place.seconds = spent + time.monotonic() - begun
                     save_state(state, model, optimizer, place)
                     saved = time.monotonic()
@@ -168,7 +168,7 @@ def deterministic() -> Iterator[None]:
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:
-        with torch.random.fork_rng():
+        with own_random_state():
             yield
     finally:
         torch.set_deterministic_debug_mode(before)

@@ -16,19 +16,23 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from negmerge.criteria import criteria
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import DatasetFeed, Feed, Indices
 from negmerge.errors import OptionError
+from negmerge.evaluation.predictions import BATCH
 from negmerge.executors import InProcess
 from negmerge.files import file_digest
 from negmerge.models.weights import load_model, save_model
-from negmerge.pipeline import NO_REFERENCE, Pipeline, check_methods
+from negmerge.pipeline import NO_REFERENCE, Pipeline, check_methods, problem_of
 from negmerge.progress import Progress, make_progress
 from negmerge.recipe import Data, Model, Pool, Recipe, Search
 from negmerge.rundir import Run
 from negmerge.scenario import Part, Use
 
 SETS = ("forget", "retain", "test")
+USUAL = {"epochs": [5, 10, 15], "label_smoothing": [0.0, 0.05, 0.1]}
+"""The pool if none is given: nine members."""
 
 
 def unlearn(
@@ -55,7 +59,8 @@ def unlearn(
     splits: datasets of (input, label): `forget`, and `retain` or `test` or both. λ matches the
         accuracy on `test`, or without one keeps that on `retain` (`search` says otherwise).
     method, options: a merge rule with its options, or `single_best`.
-    pool: how members are fine-tuned; search: which λ are tried and how one is chosen.
+    pool: how members are fine-tuned; nine members if not given. search: which λ are tried and how
+        one is chosen.
     out: keep everything in this folder, and go on there after an interruption.
     """
     unknown = sorted(set(splits) - set(SETS))
@@ -73,6 +78,9 @@ def unlearn(
         if search.criterion is None:
             criterion = "match_holdout" if "test" in splits else "keep_retain"
             search = search.model_copy(update={"criterion": criterion})
+        needs = criteria.get(search.criterion or "").needs
+        if needs not in splits:
+            raise OptionError(f"search.criterion {search.criterion!r} needs the {needs} set")
         own = OwnModel(model, splits, search, file_digest(given), seed)
         recipe = Recipe(
             title=f"{type(model).__name__}: {method}",
@@ -80,13 +88,13 @@ def unlearn(
             data=Data(name=own.name),
             model=Model(name=type(model).__name__, weights=given),
             retrain=None,
-            pool=pool or Pool(),
+            pool=pool or Pool.model_validate({"grid": USUAL}),
             methods=[{"name": method, "options": options}],  # pyright: ignore[reportArgumentType]
             search=search,
         )
         check_methods(recipe)
-        if folder.finished_with(recipe.dump()):
-            given.unlink()
+        if folder.finished_with(recipe.dump(), problem_of(recipe, own)):
+            folder.clear()
         else:
             shows = stack.enter_context(make_progress()) if progress is None else progress
             Pipeline(recipe, folder, own, InProcess(own), shows).run()
@@ -118,9 +126,9 @@ class OwnModel:
         digest = hashlib.blake2b(weights.encode(), digest_size=8)
         for name, feed in sorted(self.splits.items()):
             digest.update(f"{name} {len(feed)} {seed}".encode())
-        inputs, labels = self.splits["forget"].test_batch(np.arange(len(self.splits["forget"])))
-        for tensor in (inputs, labels):
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+            for start in range(0, len(feed), BATCH):
+                for tensor in feed.test_batch(np.arange(start, min(start + BATCH, len(feed)))):
+                    digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         self.name = f"own-{digest.hexdigest()}"
         self.identity = [self.name]
 
@@ -128,6 +136,11 @@ class OwnModel:
         size = len(self.splits[name])
         order = np.random.default_rng(seed_of("choice", self.seed, name)).permutation(size)
         return np.sort(order[: min(samples, max(size // 2, 1))])
+
+    @property
+    def shared(self) -> bool:
+        """Whether a set is too small to be divided."""
+        return any(len(feed) < 2 for feed in self.splits.values())
 
     def training_feed(self, part: Part) -> Feed:
         """What a training may see."""
@@ -138,7 +151,7 @@ class OwnModel:
         feeds: dict[str, Feed] = {}
         for name, feed in self.splits.items():
             picked = self.chosen[name]
-            if use == "report":
+            if use == "report" and len(feed) > 1:
                 picked = np.setdiff1d(np.arange(len(feed)), picked)
             called = "holdout" if name == "test" and use == "choose" else name
             feeds[called] = DatasetFeed(feed.dataset, picked)
@@ -156,6 +169,7 @@ class OwnModel:
         return {
             "data": self.name,
             "forgotten_class": None,
+            "looked": self.shared,
             "sizes": {name: len(feed) for name, feed in self.splits.items()},
             "chosen_on": {name: len(picked) for name, picked in self.chosen.items()},
         }

@@ -14,12 +14,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import negmerge as nm
+from negmerge.criteria import choose, criteria
 from negmerge.data.feeds import DatasetFeed
 from negmerge.errors import NegMergeError, ValueRangeError
 from negmerge.evaluation.predictions import predict
 from negmerge.evaluation.scores import METRICS, accuracy, avg_gap, interval, score
 from negmerge.models.weights import load_model, save_model
-from negmerge.search import choose, criteria, read_rows, sweep, write_rows
+from negmerge.search import read_rows, sweep, write_rows
 
 percent = st.floats(0, 100)
 rows_of = st.lists(
@@ -36,7 +37,7 @@ def test_match_holdout_by_brute_force(rows):
     nearest = min(abs(row["acc_forget"] - target) for row in rows)
     first = next(row for row in rows if abs(row["acc_forget"] - target) == nearest)
     assert found.scale == first["scale"]
-    assert found.edge == (abs(rows[-1]["acc_forget"] - target) == nearest)
+    assert found.edge == (abs(rows[-1]["acc_forget"] - target) == nearest > 0)
 
 
 @given(rows_of)
@@ -45,6 +46,7 @@ def test_keep_retain_by_brute_force(rows):
     allowed = [r for r in rows if r["acc_retain"] >= 0.95 * rows[0]["acc_retain"]]
     lowest = min(r["acc_forget"] for r in allowed)
     assert found.scale == next(r["scale"] for r in allowed if r["acc_forget"] == lowest)
+    assert found.edge == (rows[-1] in allowed and rows[-1]["acc_forget"] == lowest > 0)
 
 
 @given(rows_of, st.tuples(percent, percent, percent, percent))
@@ -53,6 +55,7 @@ def test_oracle_by_brute_force(rows, reference):
     retrain = dict(zip(METRICS, reference, strict=True))
     found = choose(rows, criteria.get("oracle"), retrain)
     assert found.loss == min(avg_gap(row, retrain) for row in rows)
+    assert found.edge == (avg_gap(rows[-1], retrain) == found.loss > 0)
 
 
 def test_a_destroyed_model_does_not_match():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from negmerge import training
 from negmerge.data.datasets import Images
 from negmerge.data.feeds import DatasetFeed, ImageFeed, batches_of, steps_of
 from negmerge.data.transforms import crop_and_flip, rand_augment
@@ -64,12 +63,11 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("stop_after", [1, 4, 9])
-def test_resumed_is_uninterrupted(name, stop_after, tmp_path, monkeypatch):
+def test_resumed_is_uninterrupted(name, stop_after, tmp_path):
     feed = ImageFeed(make_images(), np.arange(30))
     whole = fresh()
     cost = train(whole, feed, SETTINGS[name], seed=5)
 
-    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)  # save after every step
     state, steps = tmp_path / "state", 0
 
     def stop(count: int) -> None:
@@ -79,7 +77,7 @@ def test_resumed_is_uninterrupted(name, stop_after, tmp_path, monkeypatch):
             raise Stop
 
     with pytest.raises(Stop):
-        train(fresh(), feed, SETTINGS[name], seed=5, state=state, advance=stop)
+        train(fresh(), feed, SETTINGS[name], seed=5, state=state, save_every=-1, advance=stop)
     torch.manual_seed(99)  # whatever happened in between
     resumed = Net()
     seen: list[int] = []

@@ -144,7 +144,7 @@ def _make_entry(
         shows = progress or Quiet()
 
         def parts() -> Iterator[NDArray[np.uint8]]:
-            shows.stage(f"decoding {_readable(source)} {split}", shape[0])
+            shows.stage(f"decoding {_readable(source)} {split}", shape[0], "images")
             done = 0
             for part in decode_all(rows.pictures, source.size, source.channels):
                 yield part

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from negmerge.data.draws import seed_of
-from negmerge.data.transforms import as_input, crop_and_flip, rand_augment, seed_torch
+from negmerge.data.transforms import (
+    as_input,
+    crop_and_flip,
+    own_random_state,
+    rand_augment,
+    seed_torch,
+)
 from negmerge.hyperparameters import Augmentation, HyperParameters
 
 if TYPE_CHECKING:
@@ -87,7 +93,7 @@ class DatasetFeed:
         return self._collate([self._item(i, 0) for i in self.indices[picked]])
 
     def _item(self, index: int, seed: int) -> Any:
-        with torch.random.fork_rng(devices=[]):
+        with own_random_state():
             seed_torch(seed_of(seed, int(index)))
             return self.dataset[int(index)]
 

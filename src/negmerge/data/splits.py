@@ -204,6 +204,8 @@ class Parts:
     report_retain: Indices
     report_forget: Indices
     report_test: Indices
+    shared: bool
+    """Whether a set was too small to be divided: then λ is chosen on what is reported."""
 
 
 def divide(splits: Splits, samples: int, seed: int) -> Parts:
@@ -211,6 +213,8 @@ def divide(splits: Splits, samples: int, seed: int) -> Parts:
     rng = np.random.default_rng(seed_of("choice", seed))
 
     def cut(part: Indices) -> tuple[Indices, Indices]:
+        if len(part) < 2:
+            return part, part
         count = min(samples, len(part) // 2)
         picked = np.sort(rng.choice(part, count, replace=False))
         return picked, np.setdiff1d(part, picked)
@@ -221,4 +225,13 @@ def divide(splits: Splits, samples: int, seed: int) -> Parts:
         holdout, holdout_from, report_test = splits.validation, "validation", splits.test
     else:
         (holdout, report_test), holdout_from = cut(splits.test), "test"
-    return Parts(retain, forget, holdout, holdout_from, report_retain, report_forget, report_test)
+    return Parts(
+        retain,
+        forget,
+        holdout,
+        holdout_from,
+        report_retain,
+        report_forget,
+        report_test,
+        shared=min(len(splits.retain), len(splits.forget), len(splits.test)) < 2,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+
+
+def own_random_state() -> AbstractContextManager[None]:
+    """A block whose random numbers leave no trace in torch's generators of the devices in use."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    return torch.random.fork_rng(devices)
 
 
 def crop_and_flip(
@@ -70,7 +77,7 @@ def rand_augment(batch: Pixels, picked: NDArray[Any], seed: int, strength: RandA
     seeds = draws(seed, picked, 1)[:, 0] >> np.uint64(1)
     out = np.empty_like(batch)
     grey = batch.shape[3] == 1
-    with torch.random.fork_rng(devices=[]):
+    with own_random_state():
         for image, target, own in zip(batch, out, seeds, strict=True):
             seed_torch(int(own))
             picture = Image.fromarray(image[:, :, 0] if grey else image)

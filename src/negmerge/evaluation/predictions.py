@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +26,6 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.correct)
-
-    def take(self, where: NDArray[Any]) -> Predictions:
-        """Those of some samples, by position."""
-        return Predictions(self.confidence[where], self.correct[where])
 
 
 def predict(
@@ -72,3 +67,12 @@ def predict(
     finally:
         model.train(training)
     return Predictions(confidence, correct)
+
+
+def predict_all(
+    model: nn.Module,
+    feeds: Mapping[str, Feed],
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[str, Predictions]:
+    """The predictions on several sets."""
+    return {name: predict(model, feed, advance) for name, feed in feeds.items()}

@@ -111,6 +111,11 @@ class Accumulator:
                     for s in names
                 }
 
+    def made_for(self, rules: Mapping[str, Mapping[str, Any]], buffers: Buffers) -> bool:
+        """Whether it was made for exactly these rules and this policy for buffers."""
+        wanted = {name: make_rule(name, options) for name, options in rules.items()}
+        return self._rules == wanted and self._buffers == buffers
+
     @property
     def n(self) -> int:
         """How many members were folded."""
@@ -272,7 +277,7 @@ class Accumulator:
             if not set(needed) <= STATISTICS.keys():
                 raise OptionError(
                     f"rule {name!r} needs to see every member twice and cannot be accumulated; "
-                    f"these can: {', '.join(_foldable())}"
+                    f"these can: {', '.join(foldable())}"
                 )
             found.update(needed)
         return found
@@ -355,7 +360,12 @@ class Accumulator:
         )
 
 
-def _foldable() -> list[str]:
+def foldable() -> list[str]:
+    """The rules that an accumulator can serve.
+
+    >>> "consensus" in foldable(), "tall" in foldable()
+    (True, False)
+    """
     return [
         name
         for name in rules

@@ -42,6 +42,14 @@ def create(
     return network
 
 
+def channels_last(network: nn.Module) -> nn.Module:
+    """Lay the weights of 2-D convolutions out channels last, which runs up to twice as fast."""
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return network
+
+
 def final_linear(network: nn.Module) -> tuple[str, nn.Linear]:
     """The name and the module of the last linear layer, which gives the logits.
 
@@ -118,9 +126,11 @@ def resnet18_imagenet(classes: int, channels: int) -> nn.Module:
 
 def vgg16_bn(classes: int, channels: int) -> nn.Module:
     """torchvision's VGG-16 with BatchNorm and the small head of the CIFAR protocols."""
-    from torchvision.models import vgg16_bn as make
+    from torchvision.models.vgg import VGG, cfgs, make_layers
 
-    network = make(num_classes=classes)
+    with torch.device("meta"):  # its own head has 120 M weights, which nobody needs
+        network = VGG(nn.Identity(), init_weights=False)
+    network.features = make_layers(cfgs["D"], batch_norm=True)
     network.avgpool = nn.AdaptiveAvgPool2d((2, 2))
     network.classifier = nn.Sequential(
         nn.Linear(512 * 2 * 2, 256),
@@ -132,7 +142,14 @@ def vgg16_bn(classes: int, channels: int) -> nn.Module:
         nn.Linear(256, classes),
     )
     if channels != 3:
-        network.features[0] = nn.Conv2d(channels, 64, 3, padding=1)  # pyright: ignore[reportIndexIssue]
+        network.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
+    for module in network.modules():  # as torchvision does it
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, 0.01)
+            nn.init.zeros_(module.bias)
     return network
 
 

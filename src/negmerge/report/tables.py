@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 def scores_table(scores: Mapping[str, Any]) -> list[RenderableType]:
-    """Tables for the terminal, with the 95 % interval under each number's column."""
+    """Tables for the terminal, with the 95 % interval beside each number."""
     from rich.table import Table
 
     table = Table(title=printable(scores["title"]) or None, title_justify="left")
@@ -44,7 +44,7 @@ def run_tables(found: Mapping[str, Any]) -> list[RenderableType]:
     if found["finished"]:
         return scores_table(found["scores"])
     have = [name for name in ("base", "retrain") if found[name]]
-    have.append(f"{found['members']} members")
+    have.append(f"{found['members']} of {found['members_planned']} members")
     have += [f"{len(found[kind])} {kind}" for kind in ("patches", "sweeps")]
     return ["not finished: no manifest; there are " + ", ".join(have)]
 

@@ -205,7 +205,7 @@ class Meddler(Quiet):
     def __init__(self, stage: str, harm: Callable[[], object]) -> None:
         self.at, self.harm = stage, harm
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None:
         if name == self.at:
             self.harm()
 

@@ -407,7 +407,7 @@ def test_threads_at_once_decode_once(folder, cache):
 
         def __exit__(self, *error): ...
 
-        def stage(self, name, total):
+        def stage(self, name, total, unit="bytes"):
             self.stages += 1
             assert total == 4
 

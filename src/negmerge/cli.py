@@ -276,7 +276,7 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
 
 @app.command(name="list")
 def list_(
-    what: Literal["rules", "selectors", "criteria", "datasets", "models", "recipes"],
+    what: Literal["rules", "selectors", "rivals", "criteria", "datasets", "models", "recipes"],
     /,
     *,
     json_: Json = False,

@@ -32,6 +32,28 @@ def selectors() -> Table:
     }
 
 
+def rivals() -> Table:
+    """Methods of others, with the data they use, their options and what tuning tries."""
+    from negmerge.rivals import rivals
+
+    found: Table = {}
+    for name in rivals:
+        rival = rivals.get(name)
+        settings = {"epochs": rival.settings.epochs, "lr": rival.settings.lr}
+        shown = {k: v for k, v in settings.items() if k in rival.accepts} | rival.defaults
+        found[name] = {
+            "summary": rival.summary,
+            "paper": rival.paper,
+            "splits": rival.splits,
+            "options": {
+                key: {"takes": type(default).__name__, "default": default}
+                for key, default in shown.items()
+            },
+            "tuned": ", ".join(f"{k} {r.low:g} … {r.high:g}" for k, r in rival.search.items()),
+        }
+    return found
+
+
 def criteria() -> Table:
     """Ways to choose λ."""
     from negmerge.criteria import criteria
@@ -83,6 +105,7 @@ def recipes() -> Table:
 KINDS: dict[str, Callable[[], Table]] = {
     "rules": rules,
     "selectors": selectors,
+    "rivals": rivals,
     "criteria": criteria,
     "datasets": datasets,
     "models": models,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from negmerge.criteria import criteria
+from negmerge.criteria import Row, criteria
+from negmerge.errors import ValueRangeError
 from negmerge.evaluation.predictions import predict_all
 from negmerge.evaluation.scores import score
 from negmerge.executors import Advance
@@ -17,7 +18,7 @@ from negmerge.files import write_file
 from negmerge.merge.engine import merge
 from negmerge.recipe import Search
 from negmerge.scenario import Problem
-from negmerge.search import search_scale, write_rows
+from negmerge.search import measure, search_scale, write_rows
 from negmerge.task_vector import TaskVector
 
 
@@ -89,3 +90,19 @@ def run_evaluation(problem: Problem, job: Evaluation, advance: Advance) -> dict[
         scores = score(predict_all(model, feeds, advance))
     write_file(job.out, json.dumps(scores).encode())
     return scores
+
+
+def run_measurement(problem: Problem, job: Evaluation, advance: Advance) -> Row | None:
+    """What a criterion looks at, on the data that chooses; None if the outputs are not finite."""
+    feeds = problem.scoring_feeds("choose")
+    if job.out.exists():
+        advance(sum(len(feed) for feed in feeds.values()))
+        return json.loads(job.out.read_bytes())
+    begun = time.perf_counter()
+    try:
+        row = measure(problem.network(job.model), feeds, advance)
+        row["seconds"] = time.perf_counter() - begun
+    except ValueRangeError:
+        row = None
+    write_file(job.out, json.dumps(row).encode())
+    return row

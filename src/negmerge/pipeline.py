@@ -15,17 +15,19 @@ import torch
 from negmerge.criteria import Choice, choose, criteria
 from negmerge.errors import FileError, MismatchError, OptionError
 from negmerge.evaluation.scores import avg_gap
-from negmerge.executors import Executor, LocalProcesses, thread_split
+from negmerge.executors import Executor, LocalProcesses, Work, thread_split
 from negmerge.files import file_digest, write_file
-from negmerge.measuring import Evaluation, Sweep, run_evaluation, run_sweep
+from negmerge.measuring import Evaluation, Sweep, run_evaluation, run_measurement, run_sweep
 from negmerge.merge.accumulator import Accumulator, foldable
 from negmerge.merge.engine import merge
 from negmerge.merge.rules import make_rule, rules
 from negmerge.parallel import available_workers
 from negmerge.patching import apply
-from negmerge.pool import Job, make_job, run_job, samples_of
+from negmerge.pool import Job, make_job, run_job
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import DEFAULT, Method, Recipe, load_recipe
+from negmerge.rivalry import Contender, best_try, check_rival, plan_rivals, run_rival
+from negmerge.rivals import rivals
 from negmerge.rundir import Run, write_json
 from negmerge.scenario import Problem, Scenario, identity
 from negmerge.search import read_rows
@@ -77,10 +79,10 @@ def problem_of(recipe: Recipe, problem: Problem) -> str:
 
 
 def check_methods(recipe: Recipe) -> None:
-    """Every method is a rule with options it takes, or a selector; the criterion is a known one."""
+    """Every method is a rule, a selector or a rival with options it takes; the criterion exists."""
     criteria.get(recipe.criterion)
     if not recipe.pool.keep:
-        names = [method.name for method in recipe.methods]
+        names = [method.name for method in recipe.methods if method.name not in rivals]
         for name in names:
             if names.count(name) > 1 or (name in rules and name not in foldable()):
                 raise OptionError(
@@ -88,13 +90,20 @@ def check_methods(recipe: Recipe) -> None:
                     f"got {name!r}. Keep the pool, or leave it out"
                 )
     for method in recipe.methods:
+        if method.name in rivals:
+            check_rival(method)
+            continue
+        if method.tune:
+            raise OptionError(
+                f"method {method.name!r}: tune is for rivals; its λ is searched anyway"
+            )
         if method.name in SELECTORS:
             if method.options:
                 raise OptionError(f"method {method.name!r} takes no options")
         elif method.name in rules:
             make_rule(method.name, method.options)
         else:
-            known = ", ".join([*rules, *SELECTORS])
+            known = ", ".join([*rules, *SELECTORS, *rivals])
             raise OptionError(f"unknown method {method.name!r}; there are: {known}")
 
 
@@ -124,6 +133,7 @@ class Pipeline:
         self.problem, self.executor = problem, executor
         self.criterion = criteria.get(recipe.criterion)
         self.warnings: list[str] = []
+        self.merging = [method for method in recipe.methods if method.name not in rivals]
 
     def run(self) -> Run:
         """The paper's algorithm, stage by stage."""
@@ -134,10 +144,12 @@ class Pipeline:
         patches = self.merge_all(pool)
         reference = self.score_retrained(retrained)
         found = self.search_all(pool, patches, reference)
-        scores = self.score_all(original, retrained, pool, found)
-        self.write_unlearned(found)
+        contenders = self.train_rivals(reference)
+        scores = self.score_all(original, retrained, pool, found, contenders)
+        self.write_unlearned(found, contenders)
         write_json(self.folder.folder / "scores.json", scores)
-        self.folder.seal(problem_of(self.recipe, self.problem), self.artefacts(pool, found))
+        artefacts = self.artefacts(pool, found, contenders)
+        self.folder.seal(problem_of(self.recipe, self.problem), artefacts)
         return self.folder
 
     # --------------------------------------------------------------------------------------- stages
@@ -189,6 +201,8 @@ class Pipeline:
 
     def fine_tune(self) -> list[Job]:
         """θ_ft,k: the pool, fine-tuned from the original on the forget set."""
+        if not self.merging:
+            return []
         start = (self.folder.base, file_digest(self.folder.base))
         settings = self.recipe.pool.members()
         jobs = [
@@ -206,7 +220,7 @@ class Pipeline:
         ]
         title = f"fine-tuning {len(jobs)} members on the forget set"
         if self.recipe.pool.keep:
-            self.need_room(sum(not job.done() for job in jobs))
+            self.need_room(sum(not job.done() for job in jobs), "members", "set pool.keep to false")
             self.train_all(title, jobs)
         else:
             self.train_and_fold(title, jobs)
@@ -215,7 +229,7 @@ class Pipeline:
     def train_and_fold(self, title: str, jobs: list[Job]) -> None:
         """Fold each member when it is trained, then delete it: disk does not grow with the pool."""
         path, base = self.folder.accumulator, self.folder.base
-        wanted = {method.name: method.options for method in self.recipe.methods}
+        wanted = {method.name: method.options for method in self.merging}
         if path.exists():
             accumulator = Accumulator.load(path, base)
             if not accumulator.made_for(wanted, self.recipe.buffers):
@@ -248,7 +262,7 @@ class Pipeline:
     def merge_all(self, pool: list[Job]) -> dict[str, Path]:
         """τ of every rule, as patches."""
         patches: dict[str, Path] = {}
-        for method in self.recipe.methods:
+        for method in self.merging:
             if method.name not in SELECTORS:
                 made_from = identity(
                     [job.id for job in pool], method.name, method.options, self.recipe.buffers
@@ -287,7 +301,7 @@ class Pipeline:
         members = [make(f"member-{j.id}", j.out, buffers) for j in pool] if single else []
         self.sweep_all([*merged.values(), *members])
         found: dict[str, Found] = {}
-        for method in self.recipe.methods:
+        for method in self.merging:
             if method.name == "single_best":
                 result = self.single_best(method.title, pool, members, reference)
             else:
@@ -325,16 +339,47 @@ class Pipeline:
         detail = {"member": member.id, "settings": member.settings.model_dump(mode="json")}
         return Found(choices[best], patch, sum(map(len, rows)), seconds, detail)
 
+    def train_rivals(self, reference: dict[str, Any] | None) -> dict[str, Contender]:
+        """The methods of others: each from the original, on its own data, tuned if so asked."""
+        base = self.folder.base
+        start = (base, file_digest(base))
+        folder = self.folder
+        plans = plan_rivals(self.problem, self.recipe, folder.rival, folder.states, start)
+        jobs = [job for tries in plans.values() for job in tries]
+        self.need_room(sum(not job.done() for job in jobs), "rivals", "lower search.tries")
+        self.train_all(f"training {len(plans)} rivals", jobs, work=run_rival)
+        tuned = [job for job in jobs if job.tried is not None and job.failure() is None]
+        rows: dict[str, Any] = {}
+        if tuned:
+            found = self.measure("the tries of rivals", [base, *(job.out for job in tuned)])
+            rows = dict(zip(["original", *(job.id for job in tuned)], found, strict=True))
+        contenders: dict[str, Contender] = {}
+        for title, tries in plans.items():
+            if tries[0].tried is None:
+                contenders[title] = Contender(tries, tries[0])
+                continue
+            own = [rows.get(job.id) for job in tries]
+            best = best_try(tries, own, rows["original"], self.criterion, reference)
+            contenders[title] = best
+            if not best.allowed:
+                self.warnings.append(
+                    f"{title}: {self.criterion.name} allows none of {len(tries)} tries; the one "
+                    "with the highest retain accuracy is shown"
+                )
+        return contenders
+
     def score_all(
         self,
         original: Job,
         retrained: Job | None,
         pool: list[Job],
         found: dict[str, Found],
+        contenders: dict[str, Contender],
     ) -> dict[str, Any]:
         """Every number of the report, on data that did not choose λ unless the criterion looks."""
         wanted = [self.evaluation(job.out) for job in (original, retrained) if job is not None]
         wanted += [self.evaluation(original.out, f.patch, f.choice.scale) for f in found.values()]
+        wanted += [self.evaluation(contender.job.out) for contender in contenders.values()]
         scores = self.evaluate("every method", wanted)
         first = scores.pop(0) | cost_of([original])
         second = None if retrained is None else scores.pop(0) | cost_of([retrained])
@@ -343,10 +388,11 @@ class Pipeline:
         else:
             first["avg_gap"], second["avg_gap"] = avg_gap(first, second), 0.0
         training = cost_of(pool)
-        ratio = None
+        ratio = retraining = None
         if retrained is not None:
             # What retraining takes by the recipe, also when the reference came from a file.
-            ratio = training["samples_processed"] / samples_of(self.problem, retrained)
+            retraining = retrained.samples(self.problem)
+            ratio = training["samples_processed"] / retraining
             if ratio > 1:
                 self.warnings.append(
                     f"the pool processed {ratio:.2f} × the samples of retraining from scratch"
@@ -368,8 +414,21 @@ class Pipeline:
                 "edge": result.choice.edge,
             }
             | result.detail
-            for (title, result), own in zip(found.items(), scores, strict=True)
+            for (title, result), own in zip(found.items(), scores, strict=False)
         ]
+        for (title, contender), own in zip(contenders.items(), scores[len(found) :], strict=True):
+            row = {"method": title} | contender.row(self.criterion, about["looked"]) | own
+            row["avg_gap"] = None if second is None else avg_gap(own, second)
+            own_ratio = retraining and contender.samples() / retraining
+            row["cost_ratio"] = own_ratio
+            methods.append(row)
+            if own_ratio and own_ratio > 1:
+                self.warnings.append(
+                    f"{title}: its {len(contender.jobs)} trainings processed {own_ratio:.2f} × the "
+                    "samples of retraining from scratch"
+                )
+        order = [method.title for method in self.recipe.methods]
+        methods.sort(key=lambda row: order.index(row["method"]))
         return {
             "title": self.recipe.title,
             "seed": self.recipe.seed,
@@ -381,27 +440,37 @@ class Pipeline:
             "warnings": self.warnings,
         }
 
-    def artefacts(self, pool: list[Job], found: dict[str, Found]) -> list[Path]:
+    def artefacts(
+        self, pool: list[Job], found: dict[str, Found], contenders: dict[str, Contender]
+    ) -> list[Path]:
         """All files of this run."""
         run = self.folder
         files = [run.recipe, run.base, run.base.with_suffix(".json"), run.unlearned]
-        files += [run.folder / "scores.json", run.folder / "journal.json"]
+        files.append(run.folder / "scores.json")
+        if self.merging:
+            files.append(run.folder / "journal.json")
         if self.recipe.retrain is not None:
             files += [run.retrain, run.retrain.with_suffix(".json")]
         files += [job.record for job in pool]
         if self.recipe.pool.keep:
             files += [job.out for job in pool]
         files += [result.patch for result in found.values()]
-        for method in self.recipe.methods:
+        for method in self.merging:
             if method.name == "single_best":
                 files += [run.sweep(f"member-{job.id}") for job in pool]
             else:
                 files.append(run.sweep(method.title))
+        for job in (job for contender in contenders.values() for job in contender.jobs):
+            files += [job.record] if job.failure() else [job.record, job.out]
         return files
 
-    def write_unlearned(self, found: dict[str, Found]) -> None:
-        """θ_ori − λτ of the first method, as a model file."""
-        first = next(iter(found.values()))
+    def write_unlearned(self, found: dict[str, Found], contenders: dict[str, Contender]) -> None:
+        """θ_ori − λτ of the first method, or what a rival made of θ_ori, as a model file."""
+        title = self.recipe.methods[0].title
+        if title in contenders:
+            write_file(self.folder.unlearned, contenders[title].job.out.read_bytes())
+            return
+        first = found[title]
         tau = TaskVector.load(first.patch)
         apply(self.folder.base, -first.choice.scale * tau, self.folder.unlearned)
 
@@ -410,15 +479,16 @@ class Pipeline:
     def train_all(
         self,
         title: str,
-        jobs: list[Job],
+        jobs: Sequence[Job],
         then: Callable[[Job], None] = lambda job: None,
+        work: Work = run_job,
     ) -> None:
         """Train what is not done; each is handed to `then` as it is done."""
         todo = [job for job in jobs if not job.done()]
         if todo:
-            total = sum(samples_of(self.problem, job) for job in todo if job.steps)
+            total = sum(job.samples(self.problem) for job in todo if job.steps)
             self.progress.stage(title, total, "samples")
-            for place, _ in self.executor.map(run_job, todo, self.progress.advance, len(jobs)):
+            for place, _ in self.executor.map(work, todo, self.progress.advance, len(jobs)):
                 then(todo[place])
 
     def make_patch(self, title: str, made_from: str, make: Callable[[Path], object]) -> Path:
@@ -481,18 +551,31 @@ class Pipeline:
         results = dict(self.executor.map(run_evaluation, wanted, self.progress.advance))
         return [results[place] for place in range(len(wanted))]
 
+    def measure(self, what: str, models: list[Path]) -> list[Any]:
+        """What the criterion looks at, of models, in their order."""
+        depends = [self.criterion.looks, self.recipe.search.samples, self.problem.identity]
+        names = [identity("choose", file_digest(model), *depends) for model in models]
+        wanted = [
+            Evaluation(model, self.folder.states / f"{name}.json")
+            for model, name in zip(models, names, strict=True)
+        ]
+        size = sum(len(feed) for feed in self.problem.scoring_feeds("choose").values())
+        self.progress.stage(f"measuring {what}", size * len(wanted), "samples")
+        results = dict(self.executor.map(run_measurement, wanted, self.progress.advance))
+        return [results[place] for place in range(len(wanted))]
+
     def seconds_of(self, *units: str) -> float:
         """The seconds of finished pieces of work."""
         return sum(self.folder.journal[unit]["seconds"] for unit in units)
 
-    def need_room(self, members: int) -> None:
-        """Refuse to begin what the disk cannot hold: members, their states, patches."""
-        need = self.folder.base.stat().st_size * (members + 2 * len(self.recipe.methods) + 2)
+    def need_room(self, models: int, what: str, remedy: str) -> None:
+        """Refuse to begin what the disk cannot hold: models, their states, patches."""
+        need = self.folder.base.stat().st_size * (models + 2 * len(self.recipe.methods) + 2)
         free = shutil.disk_usage(self.folder.folder).free
-        if members and free < need:
+        if models and free < need:
             raise FileError(
                 f"{self.folder.folder}: {free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB needed "
-                f"for {members} members; free some, or set pool.keep to false"
+                f"for {models} {what}; free some, or {remedy}"
             )
 
 

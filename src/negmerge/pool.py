@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed
 from negmerge.errors import FileError, NegMergeError
@@ -27,7 +29,7 @@ from negmerge.training import VERSION, Trained, train
 class Job:
     """One training.
 
-    title: for people. part: the data it sees. start: weights to start from; fresh ones if None.
+    title: for people. parts: the data it sees. start: weights to start from; fresh ones if None.
     out: the model file; beside it goes a `.json` with what the training cost.
     state: the file that keeps the training while it runs.
     steps: False if the weights it starts from are the result. save_every: seconds.
@@ -35,7 +37,7 @@ class Job:
 
     id: str
     title: str
-    part: Part
+    parts: tuple[Part, ...]
     settings: HyperParameters
     seed: int
     start: Path | None
@@ -66,6 +68,32 @@ class Job:
         """What the training cost."""
         return json.loads(self.record.read_text())
 
+    def feeds(self, problem: Problem) -> dict[str, Feed]:
+        """The data it sees, and no other."""
+        return {part: problem.training_feed(part) for part in self.parts}
+
+    def perform(self, problem: Problem, network: nn.Module, advance: Advance) -> Trained:
+        """Train the network in place."""
+        (feed,) = self.feeds(problem).values()
+        return train(
+            network,
+            feed,
+            self.settings,
+            self.seed,
+            state=self.state,
+            save_every=self.save_every,
+            advance=advance,
+        )
+
+    def samples(self, problem: Problem) -> int:
+        """How many samples a training by these settings processes."""
+        return self.settings.epochs * sum(map(len, self.feeds(problem).values()))
+
+    def metadata(self, network: nn.Module) -> dict[str, Any]:
+        """What the model file says of itself."""
+        settings = self.settings.model_dump(mode="json")
+        return {"id": self.id, "title": self.title, "settings": settings}
+
 
 def make_job(
     problem: Problem,
@@ -86,7 +114,7 @@ def make_job(
     seed = seed_of("training", problem.seed, identity(*depends))
     name = identity(*depends, seed, VERSION)
     weights = None if start is None else start[0]
-    job = Job(name, title, part, settings, seed, weights, out(name), states / name)
+    job = Job(name, title, (part,), settings, seed, weights, out(name), states / name)
     return replace(job, save_every=save_every)
 
 
@@ -95,27 +123,12 @@ def run_job(problem: Problem, job: Job, advance: Advance) -> None:
     network = problem.network(job.start, job.seed)
     cost = Trained(0, 0.0, 0.0)
     if job.steps:
-        feed: Feed = problem.training_feed(job.part)
         try:
-            cost = train(
-                network,
-                feed,
-                job.settings,
-                job.seed,
-                state=job.state,
-                save_every=job.save_every,
-                advance=advance,
-            )
+            cost = job.perform(problem, network, advance)
         except NegMergeError as error:
             raise type(error)(f"{job.title}: {error}") from None
-    settings = job.settings.model_dump(mode="json")
-    record = {"id": job.id, "title": job.title, "settings": settings} | vars(cost)
+    about = job.metadata(network)
     job.out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(job.record, json.dumps(record, indent=1).encode())
-    save_model(job.out, network, {"id": job.id, "title": job.title, "settings": settings})
+    write_file(job.record, json.dumps(about | vars(cost), indent=1).encode())
+    save_model(job.out, network, about)
     job.state.unlink(missing_ok=True)
-
-
-def samples_of(problem: Problem, job: Job) -> int:
-    """How many samples a training by these settings processes."""
-    return job.settings.epochs * len(problem.training_feed(job.part))

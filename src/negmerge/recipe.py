@@ -135,12 +135,14 @@ class Pool(Strict):
 
 
 class Method(Strict):
-    """One way to unlearn: a merge rule with its options, or a selector."""
+    """One way to unlearn: a merge rule with its options, a selector, or a rival with its own."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
     label: str | None = None
     """How it is called in files and tables, if not by its name."""
+    tune: bool = False
+    """Of a rival: try several values of what its authors tuned, and take the best."""
 
     @property
     def title(self) -> str:
@@ -165,6 +167,8 @@ class Search(Strict):
     """Not given: match_holdout for records, keep_retain for a whole class."""
     samples: Count = 2000
     """At most so many of each set choose λ; they are not reported."""
+    tries: Count = 5
+    """How many trainings a tuned rival has, whichever it is."""
 
     def grid(self) -> tuple[float, ...]:
         """The λ to try, rising, 0 among them.

@@ -40,6 +40,10 @@ class Run:
         """The file of a pool member."""
         return self.folder / "pool" / name / f"{name}.safetensors"
 
+    def rival(self, method: str, name: str) -> Path:
+        """The file of a model that a rival trained."""
+        return self.folder / "rivals" / method / f"{name}.safetensors"
+
     def patch(self, method: str) -> Path:
         """The file of a merged task vector."""
         return self.folder / "patches" / f"{method}.safetensors"
@@ -106,8 +110,8 @@ class Run:
         """Write the manifest of a finished run, then clear what only an unfinished one needs.
 
         problem: a hash of what the recipe does not say, such as the content of files it names.
-        artefacts: all files of this run. Members of an earlier pool stay but are not listed;
-            patches and sweeps of an earlier recipe go, they are made again in no time.
+        artefacts: all files of this run. Models of an earlier recipe stay but are not listed;
+            its patches and sweeps go, they are made again in no time.
         """
         for path in (*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")):
             if path not in artefacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.data.draws import seed_of
-from negmerge.data.feeds import Batch, Feed, batches_of, steps_of
+from negmerge.data.feeds import Batch, Feed, epoch_of, passes_of, steps_of
 from negmerge.data.transforms import own_random_state, seed_torch
 from negmerge.errors import ValueRangeError
 from negmerge.hyperparameters import HyperParameters
@@ -33,8 +33,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 VERSION = 1
 """Of this loop: raised when the same settings give other weights, so that nothing old is reused."""
 
-Objective = Callable[[nn.Module, Batch], Tensor]
-Adjust = Callable[[nn.Module], None]
+Objective = Callable[[nn.Module, Batch, int], Tensor]
+"""From the model, a batch and the epoch, counted from 0, to the loss."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Trained:
 def cross_entropy(settings: HyperParameters) -> Objective:
     """The usual loss, with the label smoothing of the settings."""
 
-    def objective(model: nn.Module, batch: Batch) -> Tensor:
+    def objective(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
         inputs, targets = batch
         return nn.functional.cross_entropy(
             model(inputs).float(), targets, label_smoothing=settings.label_smoothing
@@ -65,6 +65,7 @@ def train(
     seed: int,
     *,
     objective: Objective | None = None,
+    mask: Mapping[str, Tensor] | None = None,
     state: Path | None = None,
     save_every: float = 15.0,
     advance: Callable[[int], None] = lambda count: None,
@@ -78,7 +79,8 @@ def train(
     24
 
     feed: where batches come from. settings, seed: decide everything that is random.
-    objective: (model, batch) → loss; cross-entropy if not given.
+    objective: (model, batch, epoch) → loss; cross-entropy if not given.
+    mask: by name of the weight, which elements may change; the others keep their bits.
     state: a file that keeps a training in progress; if it is there, the training goes on from it.
     save_every: seconds between two saves.
     advance: told the number of samples of each step.
@@ -87,17 +89,18 @@ def train(
     device = next(model.parameters()).device
     channels_last(model).train()
     optimizer = make_optimizer(model, settings)
-    steps = steps_of(len(feed), settings.batch)
+    steps = sum(steps_of(size, settings.batch) for size in passes_of(feed))
     total = steps * settings.epochs
     place = Position()
     if state is not None and state.exists():
         place = load_state(state, model, optimizer)
         advance(place.samples)
+    held = Held(model, mask or {})
     begun = saved = time.monotonic()
     spent = place.seconds
     with deterministic():
         for epoch in range(place.step // steps, settings.epochs):
-            batches = batches_of(len(feed), settings, seed, epoch)
+            batches = epoch_of(feed, settings, seed, epoch)
             for step in range(place.step % steps, steps):
                 rate = settings.rate(place.step, total)
                 for group in optimizer.param_groups:
@@ -110,12 +113,14 @@ def train(
                 with torch.autocast(
                     device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
                 ):
-                    loss = objective(model, (inputs.to(device), targets.to(device)))
+                    loss = objective(model, (inputs.to(device), targets.to(device)), epoch)
                 optimizer.zero_grad()
                 loss.backward()
+                held.mask_gradients()
                 if settings.clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
                 optimizer.step()
+                held.restore()
                 place.took(step, steps, len(picked), float(loss.detach()))
                 advance(len(picked))
                 if state is not None and time.monotonic() - saved > save_every:
@@ -146,6 +151,30 @@ class Position:
         self.loss_sum = loss if step == 0 else self.loss_sum + loss
         self.step += 1
         self.samples += samples
+
+
+class Held:
+    """The elements outside a mask, which stay as they are whatever the optimiser does to them.
+
+    Without a gradient they would still be moved, by weight decay and by momentum.
+    """
+
+    def __init__(self, model: nn.Module, mask: Mapping[str, Tensor]) -> None:
+        weights = dict(model.named_parameters())
+        self.weights = [(weights[name], free) for name, free in mask.items()]
+        self.before = [weight.detach().clone() for weight, _ in self.weights]
+
+    def mask_gradients(self) -> None:
+        """Zero their gradients, so that clipping does not count them."""
+        for weight, free in self.weights:
+            if weight.grad is not None:
+                weight.grad *= free
+
+    def restore(self) -> None:
+        """Give them back their bits."""
+        with torch.no_grad():
+            for (weight, free), before in zip(self.weights, self.before, strict=True):
+                weight.copy_(torch.where(free, weight, before))
 
 
 def make_optimizer(model: nn.Module, settings: HyperParameters) -> torch.optim.Optimizer:

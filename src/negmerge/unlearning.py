@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from negmerge.models.weights import load_model, save_model
 from negmerge.pipeline import NO_REFERENCE, Pipeline, check_methods, problem_of
 from negmerge.progress import Progress, make_progress
 from negmerge.recipe import Data, Model, Pool, Recipe, Search
+from negmerge.rivalry import make_rival_job, run_rival
+from negmerge.rivals import rivals
+from negmerge.rivals.registry import PARTS
 from negmerge.rundir import Run
 from negmerge.scenario import Part, Use
 
@@ -50,6 +54,7 @@ def unlearn(
     """A copy of a classifier that has forgotten some data; the model itself is left as it is.
 
     >>> from torch.utils.data import TensorDataset
+    >>> _ = torch.manual_seed(2)
     >>> data = TensorDataset(torch.randn(20, 4), torch.arange(20) % 2)
     >>> pool = Pool(grid={"epochs": [1, 2]}, settings={"lr": 0.01, "batch": 8})
     >>> forgot = unlearn(nn.Linear(4, 2), {"forget": data, "test": data}, pool=pool)
@@ -58,11 +63,19 @@ def unlearn(
 
     splits: datasets of (input, label): `forget`, and `retain` or `test` or both. λ matches the
         accuracy on `test`, or without one keeps that on `retain` (`search` says otherwise).
-    method, options: a merge rule with its options, or `single_best`.
+        A rival takes those it uses, and looks at no others.
+    method, options: a merge rule with its options, `single_best`, or a rival with its options and
+        settings (`negmerge list rivals`), such as `method="salun", keep=0.3, epochs=5`.
     pool: how members are fine-tuned; nine members if not given. search: which λ are tried and how
         one is chosen.
     out: keep everything in this folder, and go on there after an interruption.
     """
+    if method in rivals:
+        if pool is not None or search is not None:
+            raise OptionError(
+                f"{method}: pool and search are for merged task vectors; leave them out"
+            )
+        return _by_rival(model, splits, method, options, out, seed, progress)
     unknown = sorted(set(splits) - set(SETS))
     if unknown or "forget" not in splits or len(splits) < 2:
         raise OptionError(
@@ -103,6 +116,45 @@ def unlearn(
                 warnings.warn(text, stacklevel=2)
         forgot = copy.deepcopy(model)
         load_model(folder.unlearned, forgot)
+    return forgot
+
+
+def _by_rival(
+    model: nn.Module,
+    splits: Mapping[str, Dataset[Any]],
+    method: str,
+    options: Mapping[str, Any],
+    out: str | Path | None,
+    seed: int,
+    progress: Progress | None,
+) -> nn.Module:
+    rival = rivals.get(method)
+    parts = PARTS[rival.used(rival.resolve(options)[1])]
+    missing = [part for part in parts if part not in splits]
+    if missing:
+        hint = ", or use_retain=False" if "use_retain" in rival.defaults else ""
+        raise OptionError(
+            f"{method}: splits has no {missing[0]} set; wanted {' and '.join(parts)}: give it{hint}"
+        )
+    with ExitStack() as stack:
+        folder = Run(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
+        stack.enter_context(folder.working())
+        given = folder.states / "given.safetensors"
+        save_model(given, model, {})
+        digest = file_digest(given)
+        used = {part: splits[part] for part in parts}
+        own = OwnModel(model, used, Search(), digest, seed)
+        place = partial(folder.rival, method)
+        job = make_rival_job(
+            own, method, rival, options, None, place, folder.states, (given, digest)
+        )
+        if not job.done():
+            shows = stack.enter_context(make_progress()) if progress is None else progress
+            shows.stage(method, job.samples(own), "samples")
+            run_rival(own, job, shows.advance)
+        given.unlink()
+        forgot = copy.deepcopy(model)
+        load_model(job.out, forgot)
     return forgot
 
 

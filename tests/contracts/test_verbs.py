@@ -52,7 +52,7 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["rules", "selectors", "criteria", "datasets", "models", "recipes"]
+    "kind", ["rules", "selectors", "rivals", "criteria", "datasets", "models", "recipes"]
 )
 def test_everything_that_has_a_name_is_listed(kind):
     found = json.loads(loaded("list", kind, "--json")[0])

@@ -6,7 +6,7 @@ from (seed, epoch), so that a training can stop and go on anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -101,6 +101,90 @@ class DatasetFeed:
     def _collate(items: Sequence[Any]) -> Batch:
         inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
         return inputs, torch.tensor([int(item[1]) for item in items])
+
+
+class Relabelled:
+    """A feed whose samples are trained on with other labels.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feed = DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4)))
+    >>> always_7 = Relabelled(feed, lambda batch, picked, seed: torch.full_like(batch[1], 7))
+    >>> always_7.train_batch(np.array([1, 3]), 0, Augmentation())[1].tolist()
+    [7, 7]
+
+    label: from a batch, the samples in it and the seed of the epoch to their labels.
+    """
+
+    def __init__(self, feed: Feed, label: Callable[[Batch, Indices, int], Tensor]) -> None:
+        self.feed, self.label = feed, label
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        batch = self.feed.train_batch(picked, seed, augment)
+        return batch[0], self.label(batch, picked, seed)
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self.feed.test_batch(picked)
+
+
+class Joined:
+    """Several feeds as one, numbered on from one to the next.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feeds = [DatasetFeed(TensorDataset(torch.zeros(n, 2), torch.arange(n))) for n in (4, 3)]
+    >>> Joined(feeds).test_batch(np.array([1, 6]))[1].tolist()
+    [1, 2]
+
+    mixed: False: an epoch passes over each feed in turn; True: over all samples shuffled together.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], mixed: bool = False) -> None:
+        self.feeds, self.mixed = feeds, mixed
+
+    def __len__(self) -> int:
+        return sum(map(len, self.feeds))
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        return self._gather(picked, lambda feed, own: feed.train_batch(own, seed, augment))
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self._gather(picked, lambda feed, own: feed.test_batch(own))
+
+    def _gather(self, picked: Indices, fetch: Callable[[Feed, Indices], Batch]) -> Batch:
+        batches: list[Batch] = []
+        start = 0
+        for feed in self.feeds:
+            own = picked[(start <= picked) & (picked < start + len(feed))] - start
+            start += len(feed)
+            if len(own):
+                batches.append(fetch(feed, own))
+        inputs, labels = zip(*batches, strict=True)
+        return torch.cat(inputs), torch.cat(labels)
+
+
+def passes_of(feed: Feed) -> list[int]:
+    """How many samples each pass of an epoch has: one pass, or one for each feed in turn."""
+    if isinstance(feed, Joined) and not feed.mixed:
+        return [size for part in feed.feeds for size in passes_of(part)]
+    return [len(feed)]
+
+
+def epoch_of(feed: Feed, settings: HyperParameters, seed: int, epoch: int) -> list[Indices]:
+    """The samples of each step of an epoch, one pass after the other.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feeds = [DatasetFeed(TensorDataset(torch.zeros(n, 2), torch.arange(n))) for n in (4, 3)]
+    >>> [sorted(b.tolist()) for b in epoch_of(Joined(feeds), HyperParameters(batch=4), 0, 0)]
+    [[0, 1, 2, 3], [4, 5, 6]]
+    """
+    batches: list[Indices] = []
+    start = 0
+    for size in passes_of(feed):
+        batches += [start + picked for picked in batches_of(size, settings, seed, epoch)]
+        start += size
+    return batches
 
 
 def steps_of(size: int, batch: int) -> int:

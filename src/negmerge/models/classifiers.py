@@ -64,6 +64,26 @@ def final_linear(network: nn.Module) -> tuple[str, nn.Linear]:
     return found[-1]
 
 
+def resize(network: nn.Module, outputs: int) -> None:
+    """Give the last linear layer so many outputs: the last ones go, or fresh ones are added.
+
+    >>> network = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    >>> resize(network, 4)
+    >>> network(torch.zeros(1, 3)).shape
+    torch.Size([1, 4])
+    """
+    layer = final_linear(network)[1]
+    kept = min(layer.out_features, outputs)
+    like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+    new = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None, **like)
+    with torch.no_grad():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            fresh = new.get_parameter(name)
+            fresh[:kept] = weight[:kept]
+            setattr(layer, name, fresh.requires_grad_(weight.requires_grad))
+    layer.out_features = outputs
+
+
 # ------------------------------------------------------------------------------------ architectures
 
 

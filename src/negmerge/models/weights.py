@@ -13,6 +13,7 @@ from negmerge.checkpoint import Checkpoint
 from negmerge.errors import FileError, MismatchError, shown
 from negmerge.files import atomic, write
 from negmerge.header import build_header
+from negmerge.models.classifiers import resize
 
 _TORCH = {
     "F64": torch.float64,
@@ -74,9 +75,13 @@ def save_model(path: Path, model: nn.Module, metadata: Mapping[str, object]) -> 
 def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> None:
     """Put a file's weights into a module; every name and shape must fit.
 
+    A file that says how many outputs it has gives the module as many.
+
     new_head: the name of a layer that keeps its fresh weights if the file's have another shape.
     """
-    tensors, _ = load_tensors(path)
+    tensors, metadata = load_tensors(path)
+    if "outputs" in metadata:
+        resize(model, int(metadata["outputs"]))
     wanted = model.state_dict()
     if new_head is not None:
         for name in (f"{new_head}.weight", f"{new_head}.bias"):

@@ -18,6 +18,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "retrain": run.retrain.exists(),
         "members": len(pool),
         "members_planned": len(load_recipe(run.recipe).pool.members()),
+        "rivals": sorted(p.name for p in run.folder.glob("rivals/*/")),
         "patches": sorted(p.stem for p in run.folder.glob("patches/*.safetensors")),
         "sweeps": sorted(p.stem for p in run.folder.glob("sweeps/*.csv")),
         "scores": run.scores if run.finished else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from negmerge.errors import printable
@@ -24,19 +24,36 @@ def scores_table(scores: Mapping[str, Any]) -> list[RenderableType]:
 
     table = Table(title=printable(scores["title"]) or None, title_justify="left")
     table.add_column("method")
+    table.add_column("data")
     for name in ("λ", *COLUMNS.values(), "Avg. Gap", "zero %", "seconds"):
         table.add_column(name, justify="right")
     table.add_row(*_row("original", scores["original"]))
     if scores["retrain"] is not None:
         table.add_row(*_row("retrained", scores["retrain"]), end_section=True)
     best = _best(scores["methods"])
-    for method in scores["methods"]:
-        style = "bold" if method["method"] == best else ""
-        table.add_row(*_row(method["method"], method), style=style)
+    for group in grouped(scores["methods"]):
+        for method in group:
+            style = "bold" if method["method"] == best else ""
+            last = method is group[-1]
+            table.add_row(*_row(method["method"], method), style=style, end_section=last)
     shown: list[RenderableType] = [table]
     for line in (*notes(scores), *(f"warning: {text}" for text in scores["warnings"])):
         shown.append(printable(line))
     return shown
+
+
+def grouped(methods: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Methods by the data they use, as in the paper's Table 2; merged task vectors come last.
+
+    >>> rows = [dict(method=m, splits=s, scale=x) for m, s, x in (
+    ...     ("consensus", "forget", 0.5), ("salun", "all", None), ("finetune", "retain", None))]
+    >>> [[row["method"] for row in group] for group in grouped(rows)]
+    [['salun'], ['finetune'], ['consensus']]
+    """
+    merged = [row for row in methods if row["scale"] is not None]
+    rivals = [row for row in methods if row["scale"] is None]
+    groups = [[r for r in rivals if r["splits"] == s] for s in ("all", "retain", "forget")]
+    return [group for group in (*groups, merged) if group]
 
 
 def run_tables(found: Mapping[str, Any]) -> list[RenderableType]:
@@ -45,7 +62,7 @@ def run_tables(found: Mapping[str, Any]) -> list[RenderableType]:
         return scores_table(found["scores"])
     have = [name for name in ("base", "retrain") if found[name]]
     have.append(f"{found['members']} of {found['members_planned']} members")
-    have += [f"{len(found[kind])} {kind}" for kind in ("patches", "sweeps")]
+    have += [f"{len(found[kind])} {kind}" for kind in ("patches", "sweeps", "rivals")]
     return ["not finished: no manifest; there are " + ", ".join(have)]
 
 
@@ -57,7 +74,7 @@ def notes(scores: Mapping[str, Any]) -> list[str]:
         + ", ".join(f"{count:,} {name}" for name, count in sizes.items())
         + " samples."
     ]
-    methods = scores["methods"]
+    methods = [row for row in scores["methods"] if row["scale"] is not None]
     if methods:
         criterion = methods[0]["criterion"]
         if methods[0]["looked"]:
@@ -68,11 +85,19 @@ def notes(scores: Mapping[str, Any]) -> list[str]:
         if methods[0]["cost_ratio"] is not None:
             ratio = methods[0]["cost_ratio"]
             found.append(f"The pool processed {ratio:.2f} × the samples of retraining.")
+    for row in scores["methods"]:
+        if row.get("tried"):
+            names = row["tried"][0]["options"]
+            values = row["settings"] | row["options"]
+            chosen = ", ".join(f"{name} = {values[name]:g}" for name in names)
+            count, criterion = len(row["tried"]), row["criterion"]
+            found.append(f"{row['method']}: {chosen}, the best of {count} tries by {criterion}.")
     return found
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
-    cells = [name, f"{row['scale']:g}" if "scale" in row else ""]
+    scale = row.get("scale")
+    cells = [name, row.get("splits", ""), "" if scale is None else f"{scale:g}"]
     for metric in COLUMNS:
         low, high = row["intervals"].get(metric, (0, 0))
         known = row[metric] is not None

@@ -1,0 +1,18 @@
+"""Fine-tuning: what is not rehearsed is forgotten."""
+
+from __future__ import annotations
+
+from negmerge.hyperparameters import HyperParameters
+from negmerge.rivals.registry import Range, Task, rival
+from negmerge.training import Trained
+
+
+@rival(
+    splits="retain",
+    paper="Warnecke et al., NDSS 2023; Golatkar et al., CVPR 2020",
+    settings=HyperParameters(epochs=10, lr=0.01),
+    search={"lr": Range(1e-3, 1e-1)},
+)
+def finetune(task: Task) -> Trained:
+    """Go on training on the retain set alone."""
+    return task.train(task.feeds["retain"])

@@ -1,0 +1,26 @@
+"""Gradient ascent: training, with the other sign."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from negmerge.data.feeds import Batch
+from negmerge.hyperparameters import HyperParameters
+from negmerge.rivals.registry import Range, Task, rival
+from negmerge.training import Trained, cross_entropy
+
+
+@rival(
+    splits="forget",
+    paper="Thudi et al., EuroS&P 2022",
+    settings=HyperParameters(epochs=5, lr=5e-4),
+    search={"lr": Range(1e-5, 1e-3)},
+)
+def gradient_ascent(task: Task) -> Trained:
+    """Climb the loss on the forget set."""
+    loss = cross_entropy(task.settings)
+
+    def ascent(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
+        return -loss(model, batch, epoch)
+
+    return task.train(task.feeds["forget"], ascent)

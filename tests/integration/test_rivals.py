@@ -1,0 +1,140 @@
+"""Rivals through the command line: trained, tuned, scored and grouped beside the merged vectors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from negmerge.executors import InProcess
+from negmerge.models.weights import load_tensors, metadata_of
+from negmerge.pipeline import Pipeline
+from negmerge.progress import Quiet
+from negmerge.recipe import load_recipe
+from negmerge.rundir import Run
+from negmerge.scenario import Scenario
+
+RECIPE = """
+title: Rivals
+data: {name: fashion_small, limit: {train: 200, test: 60}}
+split: {forget: {fraction: 0.2}, validation: 0.1}
+train: {epochs: 4, batch: 32, lr: 0.05, augment: {crop: 0, flip: false}}
+pool: {settings: {batch: 16, lr: 0.05}, grid: {epochs: [1, 2]}}
+methods:
+  - consensus
+  - {name: finetune, options: {epochs: 1}}
+  - {name: gradient_ascent, options: {epochs: 1}}
+  - {name: boundary_expand, options: {epochs: 1, keep_extra: true}}
+  - {name: salun, options: {epochs: 1}, tune: true}
+  - {name: random_label, label: blind, options: {epochs: 1, use_retain: false}, tune: true}
+search: {count: 3, samples: 40, tries: 2}
+"""
+
+
+def negmerge(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "negmerge.cli", *arguments],
+        cwd=place,
+        env=os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "COLUMNS": "150"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == code, done.stderr or done.stdout
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("rivals")
+    (folder / "r.yaml").write_text(RECIPE)
+    return folder
+
+
+def test_a_run_with_rivals(place: Path):
+    out, _ = negmerge(place, "unlearn", "r.yaml", "--out", "run")
+    run = place / "run"
+    scores = json.loads((run / "scores.json").read_text())
+    rows = {row["method"]: row for row in scores["methods"]}
+    assert list(rows) == [
+        "consensus", "finetune", "gradient_ascent", "boundary_expand", "salun", "blind",
+    ]  # fmt: skip
+
+    assert {name: row["splits"] for name, row in rows.items()} == {
+        "consensus": "forget",
+        "finetune": "retain",
+        "gradient_ascent": "forget",
+        "boundary_expand": "forget",
+        "salun": "all",
+        "blind": "forget",
+    }
+    order = [out.index(f"│ {name} ") for name in ("salun", "finetune", "blind", "consensus")]
+    assert order == sorted(order)  # all, retain, forget, merged
+
+    sizes, ratios = scores["splits"]["sizes"], {}
+    for name, row in rows.items():
+        if name != "consensus":
+            assert row["scale"] is None
+            assert row["sparsity"] is None
+            assert row["seconds"] > 0
+            assert row["avg_gap"] is not None
+            assert row["settings"]["batch"] == 32  # the original's
+            ratios[name] = row["cost_ratio"] * 4 * sizes["retain"]
+    both = sizes["retain"] + sizes["forget"]
+    assert ratios["finetune"] == pytest.approx(sizes["retain"])
+    assert ratios["gradient_ascent"] == pytest.approx(sizes["forget"])
+    assert ratios["salun"] == pytest.approx(2 * (both + sizes["forget"]))  # two tries, two masks
+
+    for name, searched in (("salun", ["lr", "keep"]), ("blind", ["lr"])):
+        tried = rows[name]["tried"]
+        assert [list(t["options"]) for t in tried] == [searched] * 2
+        assert rows[name]["criterion"] == "match_holdout"
+        assert rows[name]["evaluations"] == 2
+        best = min(tried, key=lambda t: t["loss"])["options"]
+        assert best.items() <= (rows[name]["settings"] | rows[name]["options"]).items()
+        assert f"{name}: lr = {best['lr']:g}" in out
+        assert len(list(run.glob(f"rivals/{name}/*.safetensors"))) == 2
+    assert [t["options"]["lr"] for t in rows["blind"]["tried"]] == [1e-5, 1e-2]
+    assert rows["finetune"]["tried"] == []
+
+    (expanded,) = run.glob("rivals/boundary_expand/*.safetensors")
+    assert load_tensors(expanded)[0]["fc.weight"].shape[0] == 11
+    assert metadata_of(expanded)["outputs"] == "11"
+    assert Run(run).verify() >= 10
+
+
+def run_here(place: Path, out: str, *changes: str) -> Path:
+    """The same in this process."""
+    recipe = load_recipe(place / "r.yaml", changes)
+    folder, scenario = Run(place / out), Scenario(recipe)
+    with folder.working():
+        Pipeline(recipe, folder, scenario, InProcess(scenario), Quiet()).run()
+    assert Run(place / out).verify()
+    return place / out
+
+
+ONLY = "methods=[{name: gradient_ascent, options: {epochs: 1}}]"
+
+
+def test_run_again_reuses_all_and_lists_only_its_own(place: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+    made = {p: p.stat().st_mtime_ns for p in place.glob("run/rivals/*/*")}
+    run = run_here(place, "run", ONLY)
+    assert made == {p: p.stat().st_mtime_ns for p in place.glob("run/rivals/*/*")}
+    files = json.loads((run / "manifest.json").read_text())["files"]
+    assert {n.split("/")[1] for n in files if n.startswith("rivals/")} == {"gradient_ascent"}
+
+
+def test_rivals_alone_need_no_pool_and_the_first_makes_the_model(place: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+    base, retrain = place / "run/base.safetensors", place / "run/retrain.safetensors"
+    given = [f"model.weights={base}", f"retrain.weights={retrain}"]
+    run = run_here(place, "alone", ONLY, *given)
+    (made_by,) = run.glob("rivals/gradient_ascent/*.safetensors")
+    assert (run / "unlearned/model.safetensors").read_bytes() == made_by.read_bytes()
+    assert not list(run.glob("pool/*"))
+    (row,) = json.loads((run / "scores.json").read_text())["methods"]
+    assert row["cost_ratio"] == pytest.approx(36 / (4 * 144))  # an epoch of forget, four of retain

@@ -252,7 +252,7 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
     json_
         Print JSON instead of tables.
     """
-    if (file / "recipe.yaml").is_file():
+    if is_run(file):
         from negmerge.report.runs import describe_run
         from negmerge.rundir import Run
 
@@ -389,6 +389,18 @@ def human(count: Any) -> str:
     units = ["bytes", "kB", "MB", "GB", "TB"]
     power = min(len(str(int(count))) - 1, 14) // 3
     return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run directory, finished or not; no path is too strange to ask.
+
+    >>> is_run(Path("x" * 5000))
+    False
+    """
+    try:
+        return (path / "recipe.yaml").is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def signed_scale(negate: float | None, add: float | None) -> float:

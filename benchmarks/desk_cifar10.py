@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,8 @@ def main() -> None:
                 for part in scores_table(scores):
                     print(part) if isinstance(part, str) else None
     minutes = (time.monotonic() - begun) / 60
-    command = f"NEGMERGE_DATA=FOLDER python {' '.join(sys.argv)}"
+    seeds = " ".join(map(str, given.seeds))
+    command = f"NEGMERGE_DATA=FOLDER python benchmarks/desk_cifar10.py --seeds {seeds}"
     record = {
         "command": command,
         "machine": describe(),

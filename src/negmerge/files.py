@@ -49,7 +49,7 @@ def atomic(path: Path) -> Iterator[int]:
             yield descriptor
             os.fsync(descriptor)
             waiting.replace(path)
-            sync_folder(path.parent)
+            sync(path.parent)
     except BaseException:
         if descriptor is not None:  # else it may be another run's
             waiting.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         try:
             yield waiting
             waiting.replace(path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             shutil.rmtree(waiting, ignore_errors=True)
             raise
@@ -155,9 +155,9 @@ def file_digest(path: Path) -> str:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or a rename in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

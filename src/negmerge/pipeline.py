@@ -29,7 +29,7 @@ from negmerge.recipe import DEFAULT, Method, Recipe, load_recipe
 from negmerge.rivalry import Contender, best_try, check_rival, plan_rivals, run_rival
 from negmerge.rivals import rivals
 from negmerge.rundir import Run, write_json
-from negmerge.scenario import Problem, Scenario, identity
+from negmerge.scenario import Problem, Scenario, Use, identity
 from negmerge.search import read_rows
 from negmerge.task_vector import TaskVector
 
@@ -257,7 +257,8 @@ class Pipeline:
         for job in jobs:
             if job.done():
                 fold(job)
-        self.train_all(title, [j for j in jobs if j.out.name not in folded], then=fold)
+        todo = [job for job in jobs if job.out.name not in folded]
+        self.train_all(title, todo, then=fold, of=len(jobs))
 
     def merge_all(self, pool: list[Job]) -> dict[str, Path]:
         """τ of every rule, as patches."""
@@ -351,7 +352,9 @@ class Pipeline:
         tuned = [job for job in jobs if job.tried is not None and job.failure() is None]
         rows: dict[str, Any] = {}
         if tuned:
-            found = self.measure("the tries of rivals", [base, *(job.out for job in tuned)])
+            models = [base, *(job.out for job in tuned)]
+            wanted = [self.evaluation(model, use="choose") for model in models]
+            found = self.evaluate("the tries of rivals", wanted, "choose", run_measurement)
             rows = dict(zip(["original", *(job.id for job in tuned)], found, strict=True))
         contenders: dict[str, Contender] = {}
         for title, tries in plans.items():
@@ -482,13 +485,17 @@ class Pipeline:
         jobs: Sequence[Job],
         then: Callable[[Job], None] = lambda job: None,
         work: Work = run_job,
+        of: int | None = None,
     ) -> None:
-        """Train what is not done; each is handed to `then` as it is done."""
+        """Train what is not done; each is handed to `then` as it is done.
+
+        of: how many the stage has in all, if some are not among `jobs` any more.
+        """
         todo = [job for job in jobs if not job.done()]
         if todo:
             total = sum(job.samples(self.problem) for job in todo if job.steps)
             self.progress.stage(title, total, "samples")
-            for place, _ in self.executor.map(work, todo, self.progress.advance, len(jobs)):
+            for place, _ in self.executor.map(work, todo, self.progress.advance, of or len(jobs)):
                 then(todo[place])
 
     def make_patch(self, title: str, made_from: str, make: Callable[[Path], object]) -> Path:
@@ -537,31 +544,26 @@ class Pipeline:
                 one = todo[place]
                 self.folder.finished_unit(f"sweeps/{one.title}", one.id, one.out, seconds)
 
-    def evaluation(self, model: Path, patch: Path | None = None, scale: float = 0.0) -> Evaluation:
+    def evaluation(
+        self, model: Path, patch: Path | None = None, scale: float = 0.0, use: Use = "report"
+    ) -> Evaluation:
         """A model to score, with the place where its scores wait for the others."""
         content = [file_digest(model), patch and file_digest(patch), scale, self.criterion.looks]
-        content += [self.recipe.search.samples, self.recipe.seed]
+        content += [use, self.recipe.search.samples, self.recipe.seed]
         made_from = identity(*content, self.problem.identity)
         return Evaluation(model, self.folder.states / f"{made_from}.json", patch, scale)
 
-    def evaluate(self, what: str, wanted: list[Evaluation]) -> list[dict[str, Any]]:
-        """The scores of models, in their order."""
-        size = sum(len(feed) for feed in self.problem.scoring_feeds("report").values())
+    def evaluate(
+        self,
+        what: str,
+        wanted: list[Evaluation],
+        use: Use = "report",
+        work: Work = run_evaluation,
+    ) -> list[Any]:
+        """The scores of models, in their order, on the data that is reported or that chooses."""
+        size = sum(len(feed) for feed in self.problem.scoring_feeds(use).values())
         self.progress.stage(f"scoring {what}", size * len(wanted), "samples")
-        results = dict(self.executor.map(run_evaluation, wanted, self.progress.advance))
-        return [results[place] for place in range(len(wanted))]
-
-    def measure(self, what: str, models: list[Path]) -> list[Any]:
-        """What the criterion looks at, of models, in their order."""
-        depends = [self.criterion.looks, self.recipe.search.samples, self.problem.identity]
-        names = [identity("choose", file_digest(model), *depends) for model in models]
-        wanted = [
-            Evaluation(model, self.folder.states / f"{name}.json")
-            for model, name in zip(models, names, strict=True)
-        ]
-        size = sum(len(feed) for feed in self.problem.scoring_feeds("choose").values())
-        self.progress.stage(f"measuring {what}", size * len(wanted), "samples")
-        results = dict(self.executor.map(run_measurement, wanted, self.progress.advance))
+        results = dict(self.executor.map(work, wanted, self.progress.advance))
         return [results[place] for place in range(len(wanted))]
 
     def seconds_of(self, *units: str) -> float:

@@ -114,8 +114,8 @@ def make_job(
     seed = seed_of("training", problem.seed, identity(*depends))
     name = identity(*depends, seed, VERSION)
     weights = None if start is None else start[0]
-    job = Job(name, title, (part,), settings, seed, weights, out(name), states / name)
-    return replace(job, save_every=save_every)
+    files = (weights, out(name), states / name)
+    return Job(name, title, (part,), settings, seed, *files, save_every=save_every)
 
 
 def run_job(problem: Problem, job: Job, advance: Advance) -> None:

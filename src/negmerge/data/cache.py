@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import FileError
-from negmerge.files import atomic_folder, write
+from negmerge.files import atomic_folder, sync, write
 
 FORMAT = "negmerge-images/1"
 
@@ -113,7 +113,7 @@ def write_entry(
         }
         (folder / "entry.json").write_text(json.dumps(notes, indent=1))
         for file in folder.iterdir():
-            _sync(file)
+            sync(file)
 
 
 @contextmanager
@@ -174,11 +174,3 @@ def _hash(array: NDArray[Any]) -> str:
 
 def _fingerprint(hashes: dict[str, str]) -> str:
     return hashlib.sha256(f"{hashes['pixels']} {hashes['labels']}".encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -226,6 +226,20 @@ def fold_reach(
 
 
 @register_jitable
+def fold_farthest(
+    rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array, ballot: Array
+) -> bool:
+    """(farthest): of the extent the end farther from the base; of a tie the positive one"""
+    sound = add_extent(rows, s, edges)
+    base, low, high, farthest = rows[0, s], edges[0], edges[1], state[0]
+    for i in range(STRIP):
+        b = np.float64(base[i])
+        down, up = np.float64(low[i]) - b, np.float64(high[i]) - b
+        farthest[i] = up if up >= -down else down
+    return sound
+
+
+@register_jitable
 def fold_spread(
     rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array, ballot: Array
 ) -> bool:
@@ -305,6 +319,7 @@ STATISTICS: dict[Fold, tuple[str, ...]] = {
     fold_votes: ("total", "positive", "negative"),
     fold_extent: ("total", "low", "high"),
     fold_reach: ("low", "high"),
+    fold_farthest: ("farthest",),
     fold_spread: ("total", "positive", "negative", "low", "high", "nearest"),
     fold_split: ("total", "gain", "loss", "gains", "losses"),
     fold_active: ("total", "active"),

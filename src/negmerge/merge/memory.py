@@ -18,6 +18,10 @@ AROUND = 12 << 20
 LARGE = 256 << 20
 """A tensor whose result is larger waits on disk, also when no limit was given."""
 
+SLAB = 64 << 20
+"""Results that stay in memory are cut from pieces of this size, which the system backs with huge
+pages; in arrays of a few megabytes each, small pages at their ends cost a tenth of a merge."""
+
 
 class Budget:
     """The memory left for a merge.
@@ -32,6 +36,7 @@ class Budget:
     def __init__(self, limit: int | None, folder: Path | None = None) -> None:
         self.folder = folder
         self.limit = limit
+        self.slab = np.empty(0, np.uint8)
         self.large = LARGE
         if limit is None:
             return
@@ -57,7 +62,14 @@ class Budget:
 
     def allocate(self, count: int, dtype: Any) -> NDArray[Any]:
         """An array in memory, or on disk if it is too large; its content is undefined."""
-        if not self.is_large(count * np.dtype(dtype).itemsize):
+        nbytes = count * np.dtype(dtype).itemsize
+        if self.folder is None and nbytes <= SLAB:
+            room = -(-nbytes // 64) * 64
+            if self.slab.size < room:
+                self.slab = np.empty(SLAB, np.uint8)
+            piece, self.slab = self.slab[:nbytes], self.slab[room:]
+            return piece.view(dtype)
+        if not self.is_large(nbytes):
             return np.empty(count, dtype)
         with tempfile.TemporaryFile(dir=self.folder) as file:
             return np.memmap(file, dtype, "w+", shape=(count,))

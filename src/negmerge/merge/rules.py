@@ -336,6 +336,9 @@ class MagMax(Rule):
     mostly_dense = True
     fold = staticmethod(kernels.fold_reach)
 
+    def streamed(self) -> tuple[Fold, Finish | None]:
+        return kernels.fold_farthest, None
+
     @staticmethod
     def finish(c: Constants, low: A, high: A) -> A:
         return high * (high >= -low) + low * (high < -low)

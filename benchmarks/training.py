@@ -23,14 +23,15 @@ from machine import describe
 from torch import nn
 
 import negmerge as nm
+from negmerge.criteria import criteria
 from negmerge.data.feeds import ImageFeed
 from negmerge.evaluation.predictions import BATCH, predict
 from negmerge.executors import InProcess, LocalProcesses
 from negmerge.models.weights import save_model
 from negmerge.pool import make_job, run_job
-from negmerge.recipe import load_recipe
+from negmerge.recipe import Search, load_recipe
 from negmerge.scenario import Scenario
-from negmerge.search import sweep
+from negmerge.search import search_scale
 from negmerge.training import train
 
 RESULTS = Path(__file__).parent / "results"
@@ -115,7 +116,7 @@ def sweep_cost(scenario: Scenario, folder: Path) -> dict[str, Any]:
                     model(batch)
 
     def ours() -> None:
-        sweep(model, tau, SCALES, feeds)
+        search_scale(model, tau, Search(scales=SCALES), criteria.get("oracle"), None, feeds)
 
     predict(model, feeds["test"])
     plain, full = in_turns(forward, ours, 3)

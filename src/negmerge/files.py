@@ -34,11 +34,13 @@ def temporary(path: Path) -> Path:
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[int]:
+def atomic(path: Path, *, durable: bool = True) -> Iterator[int]:
     """Open a descriptor for writing; the file takes its name only if the block succeeds.
 
     >>> with atomic(getfixture("tmp_path") / "a") as fd:
     ...     write(fd, b"whole")
+
+    durable: wait for the disk, so that the file survives a power cut too.
     """
     path = Path(path)
     waiting, descriptor = temporary(path), None
@@ -47,9 +49,11 @@ def atomic(path: Path) -> Iterator[int]:
             with undisturbed():
                 descriptor = _open_locked(path)
             yield descriptor
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
             waiting.replace(path)
-            sync(path.parent)
+            if durable:
+                sync(path.parent)
     except BaseException:
         if descriptor is not None:  # else it may be another run's
             waiting.unlink(missing_ok=True)
@@ -123,21 +127,12 @@ def write(descriptor: int, data: bytes | memoryview, offset: int | None = None) 
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Ask for the room of a file at once, which makes writing it faster; a mere hint."""
-    _LIBC.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes))
+    """Ask for the room of a file at once, which makes writing it faster; a mere hint.
 
-
-def start_flushing(descriptor: int, offset: int, count: int) -> None:
-    """Let the disk begin with what was just written, so that less is left to wait for; a hint.
-
-    A page that the next write will touch again is left out.
+    The file grows only as it is written: after a power cut it is short, not full of zeros.
     """
-    first, last = offset // 4096 * 4096, (offset + count) // 4096 * 4096
-    if last > first:
-        only_start = 2  # SYNC_FILE_RANGE_WRITE
-        _LIBC.sync_file_range(
-            descriptor, ctypes.c_int64(first), ctypes.c_int64(last - first), only_start
-        )
+    keep_size = 1  # FALLOC_FL_KEEP_SIZE
+    _LIBC.fallocate(descriptor, keep_size, ctypes.c_int64(0), ctypes.c_int64(nbytes))
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -21,8 +21,8 @@ from negmerge.checkpoint import Checkpoint
 from negmerge.header import TensorInfo
 
 BLOCK = 4096
-AT_ONCE = 32
-"""Blocks whose intermediate results stay in the cache."""
+AT_ONCE = 256
+"""Blocks at once: with fewer, threads wait for Python's lock more than they compute."""
 Words = NDArray[np.uint64]
 
 _PHI = np.uint64(0x9E3779B97F4A7C15)

@@ -23,7 +23,6 @@ from negmerge.files import (
     atomic_folder,
     reserve,
     same_file,
-    start_flushing,
     told_plainly,
     write,
 )
@@ -110,7 +109,8 @@ def apply(
         check_space(path, plan, model)
         job = _Application(model, tau, progress or Quiet(), available_workers(workers))
         if single:
-            with atomic(path) as descriptor:
+            # As with `cp`, the system brings it to the disk: base and patch can make it again.
+            with atomic(path, durable=False) as descriptor:
                 job.write([(plan.files[0], descriptor)])
         else:
             with atomic_folder(path) as folder:
@@ -126,8 +126,6 @@ def _write_folder(job: _Application, plan: Plan, folder: Path) -> None:
             stack.callback(os.close, descriptor)
             opened.append((file, descriptor))
         job.write(opened)
-        for _, descriptor in opened:
-            os.fsync(descriptor)
     if plan.index is not None:
         (folder / INDEX).write_bytes(plan.index)
     for path in plan.beside:
@@ -170,7 +168,6 @@ class _Application:
             # File systems let one thread write to a file at a time; queueing here is cheaper.
             with told_plainly(self.model.path), turn:
                 write(descriptor, raw.data, at)
-                start_flushing(descriptor, at, raw.nbytes)
             return part, total, changed, clamped
 
         def buffer() -> Bytes:

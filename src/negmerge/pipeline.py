@@ -16,7 +16,7 @@ from negmerge.criteria import Choice, choose, criteria
 from negmerge.errors import FileError, MismatchError, OptionError
 from negmerge.evaluation.scores import avg_gap
 from negmerge.executors import Executor, LocalProcesses, Work, thread_split
-from negmerge.files import file_digest, write_file
+from negmerge.files import file_digest, sync, write_file
 from negmerge.measuring import Evaluation, Sweep, run_evaluation, run_measurement, run_sweep
 from negmerge.merge.accumulator import Accumulator, foldable
 from negmerge.merge.engine import merge
@@ -476,6 +476,7 @@ class Pipeline:
         first = found[title]
         tau = TaskVector.load(first.patch)
         apply(self.folder.base, -first.choice.scale * tau, self.folder.unlearned)
+        sync(self.folder.unlearned)
 
     # -------------------------------------------------------------------------------------- helpers
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from negmerge.criteria import Criterion, Row, choose
-from negmerge.data.feeds import Feed
+from negmerge.data.feeds import Feed, Remembered
 from negmerge.errors import FileError, ValueRangeError
 from negmerge.evaluation.predictions import predict_all
 from negmerge.evaluation.scores import METRICS, accuracy, score
@@ -76,6 +76,7 @@ def search_scale(
 ) -> list[Row]:
     """Sweep the grid, and on beyond its edge while the largest λ is as good as any."""
     scales = search.grid()
+    feeds = {name: Remembered(feed) for name, feed in feeds.items()}
     while True:
         rows = sweep(model, tau, scales, feeds, partial=partial, advance=advance)
         more = search.beyond(scales)

@@ -270,13 +270,23 @@ def test_one_record_with_merged_statistics(place: Path):
 
 
 def test_pool_that_is_not_kept(finished: Path, place: Path):
+    """To the end, and killed with three of four members trained: the last is trained as before."""
     methods = "methods=[consensus, uniform, ties, magmax]"
-    negmerge(
-        place, "unlearn", "tiny.yaml", "--out", "folded",
-        "--set", "pool.keep=false", "--set", methods, "--set", "search.limit=null",
-    )  # fmt: skip
-    run = place / "folded"
+    changes = ["--set", "pool.keep=false", "--set", methods, "--set", "search.limit=null"]
+    negmerge(place, "unlearn", "tiny.yaml", "--out", "folded", *changes)
+    run, killed = place / "folded", place / "killed-fold"
     assert not list(run.glob("pool/*/*.safetensors"))
+    process = start(place, "unlearn", "tiny.yaml", "--out", killed.name, *changes)
+    while len(list(killed.glob("pool/*/*.json"))) < 3:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    negmerge(place, "unlearn", "tiny.yaml", "--out", killed.name, *changes)
+    assert manifest(killed)["result"] == manifest(run)["result"]
+    for rule in ("consensus", "uniform", "ties", "magmax"):
+        patch = f"patches/{rule}.safetensors"
+        assert manifest(killed)["files"][patch]["sha256"] == manifest(run)["files"][patch]["sha256"]
     for rule in ("consensus", "uniform", "ties", "magmax"):
         folded = nm.TaskVector.load(run / f"patches/{rule}.safetensors")
         kept = nm.TaskVector.load(finished / f"patches/{rule}.safetensors")

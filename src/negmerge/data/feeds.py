@@ -69,6 +69,37 @@ class ImageFeed:
         return as_input(self.images.pixels[chosen]), torch.from_numpy(self.images.labels[chosen])
 
 
+class Remembered:
+    """A feed that fetches every test batch once and keeps it, for passes over the same samples.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feed = Remembered(DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4))))
+    >>> feed.test_batch(np.array([1, 3]))[0] is feed.test_batch(np.array([1, 3]))[0]
+    True
+
+    room: bytes that may be kept; a feed that needs more keeps none.
+    """
+
+    def __init__(self, feed: Feed, room: int = 256 << 20) -> None:
+        self.feed, self.room = feed, room
+        self.kept: dict[bytes, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        return self.feed.train_batch(picked, seed, augment)
+
+    def test_batch(self, picked: Indices) -> Batch:
+        key = picked.tobytes()
+        if key in self.kept:
+            return self.kept[key]
+        batch = self.feed.test_batch(picked)
+        if batch[0].nbytes // len(picked) * len(self.feed) <= self.room:
+            self.kept[key] = batch
+        return batch
+
+
 class DatasetFeed:
     """Any map-style torch Dataset of (input, label); its own transforms are seeded by the sample.
 

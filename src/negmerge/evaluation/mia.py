@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from negmerge.errors import ValueRangeError
 
@@ -94,8 +96,15 @@ def fit(members: NDArray[np.floating[Any]], non_members: NDArray[np.floating[Any
     non_members  the same of images never seen
     """
     members, non_members = _checked("members", members), _checked("non_members", non_members)
-    attack = _solve(_gather(members, non_members))
+    # Matrices of eighteen columns: a second thread costs more in waiting than it computes.
+    with _threads().limit(limits=1, user_api="blas"):
+        attack = _solve(_gather(members, non_members))
     return attack if attack.error <= ACCEPTED else _libsvm(members, non_members)
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _checked(name: str, confidence: NDArray[np.floating[Any]]) -> Array:

@@ -51,7 +51,7 @@ class HyperParameters(Strict):
     milestones: tuple[Share, ...] = (0.5, 0.75)
     """Where `step` divides the learning rate by ten, as shares of the training."""
     warmup: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up; never more than a tenth of all steps."""
+    """Steps of linear warm-up; a tenth of all steps if there are not more than these."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip: Positive | None = None
     """Largest global norm of the gradient."""
@@ -66,7 +66,7 @@ class HyperParameters(Strict):
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, of a training of `steps` steps."""
-        warmup = min(self.warmup, steps // 10)
+        warmup = self.warmup if self.warmup < steps else steps // 10
         if step < warmup:
             return self.lr * (step + 1) / warmup
         if self.schedule == "cosine":

@@ -27,9 +27,9 @@ def rules() -> Table:
 
 def selectors() -> Table:
     """Choices among members, which need a score."""
-    return {
-        "single_best": {"summary": "the member that does best with its own λ: n × m evaluations"}
-    }
+    from negmerge.merge.select import SELECTORS
+
+    return {name: {"summary": summary} for name, summary in SELECTORS.items()}
 
 
 def rivals() -> Table:
@@ -83,7 +83,9 @@ def models() -> Table:
     """Named networks."""
     from negmerge.models.classifiers import models
 
-    return {name: {"summary": (models.get(name).__doc__ or "").splitlines()[0]} for name in models}
+    found = {name: {"summary": (models.get(name).__doc__ or "").splitlines()[0]} for name in models}
+    clip = "with a section clip: an open_clip architecture, or a folder as open_clip writes it"
+    return found | {"ViT-B-32": {"summary": f"and all others of open_clip; {clip}"}}
 
 
 def recipes() -> Table:

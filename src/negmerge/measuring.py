@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from negmerge.criteria import Row, criteria
+from negmerge.data.feeds import Feed, Remembered
 from negmerge.errors import ValueRangeError
-from negmerge.evaluation.predictions import predict_all
-from negmerge.evaluation.scores import score
+from negmerge.evaluation.predictions import predict, predict_all
+from negmerge.evaluation.scores import cross_entropy, score
 from negmerge.executors import Advance
 from negmerge.files import write_file
 from negmerge.merge.engine import merge
+from negmerge.merge.select import Greedy
+from negmerge.models.clip import reader
 from negmerge.recipe import Search
 from negmerge.scenario import Problem
 from negmerge.search import measure, search_scale, write_rows
@@ -44,8 +50,8 @@ class Sweep:
     partial: Path
 
 
-def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
-    """Run a sweep and write its rows; the seconds it took."""
+def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> tuple[float, int]:
+    """Run a sweep and write its rows; the seconds and the evaluations it took."""
     begun = time.perf_counter()
     if job.member is None:
         tau = TaskVector.load(job.vector)
@@ -53,7 +59,7 @@ def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
         tau = merge(job.base, [job.vector], "uniform", buffers=job.member)
     model = problem.network(job.base)
     feeds = problem.scoring_feeds("choose")
-    rows = search_scale(
+    ray = search_scale(
         model,
         tau,
         job.search,
@@ -63,8 +69,8 @@ def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> float:
         partial=job.partial,
         advance=advance,
     )
-    write_rows(job.out, rows)
-    return time.perf_counter() - begun
+    write_rows(job.out, ray.walked())
+    return time.perf_counter() - begun, ray.evaluations
 
 
 @dataclass(frozen=True)
@@ -106,3 +112,78 @@ def run_measurement(problem: Problem, job: Evaluation, advance: Advance) -> Row 
         row = None
     write_file(job.out, json.dumps(row).encode())
     return row
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The loss of θ − λ·mean(τ) of some members, on a set where λ is chosen.
+
+    name: the set. scale: λ; below zero τ is added. out: keeps the loss until the run is finished.
+    """
+
+    base: Path
+    members: tuple[Path, ...]
+    buffers: Literal["keep", "merge"]
+    name: str
+    scale: float
+    out: Path
+
+    def measure(self, model: nn.Module, feed: Feed, advance: Advance) -> float:
+        """The cross-entropy; infinite for a model whose outputs are not finite."""
+        tau = merge(self.base, self.members, "uniform", buffers=self.buffers)
+        try:
+            with tau.applied(model, -self.scale):
+                return cross_entropy(predict(reader(model, self.name), feed, advance))
+        except ValueRangeError:
+            return inf
+
+
+def run_mean_loss(problem: Problem, job: MeanLoss, advance: Advance) -> tuple[float, float]:
+    """The loss of one mean, and the seconds it took."""
+    feed = problem.scoring_feeds("choose")[job.name]
+    if job.out.exists():
+        advance(len(feed))
+        return tuple(json.loads(job.out.read_bytes()))
+    begun = time.perf_counter()
+    loss = job.measure(problem.network(job.base), feed, advance)
+    found = (loss, time.perf_counter() - begun)
+    write_file(job.out, json.dumps(found).encode())
+    return found
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Members that join the mean one by one.
+
+    alone: the jobs that ranked them. losses: what those found. partial: keeps what was tried.
+    """
+
+    greedy: Greedy
+    alone: tuple[MeanLoss, ...]
+    losses: tuple[float, ...]
+    partial: Path
+
+
+def run_walk(problem: Problem, job: Walk, advance: Advance) -> tuple[list[int], float]:
+    """The places of the members that are kept, and the seconds it took."""
+    first = job.alone[0]
+    feed = Remembered(problem.scoring_feeds("choose")[first.name])
+    model = problem.network(first.base)
+    known: dict[str, float] = {}
+    if job.partial.exists():
+        known = json.loads(job.partial.read_bytes())
+    begun = time.perf_counter() - known.get("seconds", 0.0)
+
+    def score(places: list[int]) -> float:
+        key = " ".join(map(str, places))
+        if key in known:
+            advance(len(feed))
+        else:
+            members = tuple(job.alone[k].members[0] for k in places)
+            known[key] = replace(first, members=members).measure(model, feed, advance)
+            known["seconds"] = time.perf_counter() - begun
+            write_file(job.partial, json.dumps(known).encode())
+        return known[key]
+
+    kept, _ = job.greedy.walk(job.losses, score)
+    return kept, time.perf_counter() - begun

@@ -60,9 +60,15 @@ class Job:
         except (FileError, ValueError, KeyError):
             return False
 
-    def given(self, weights: Path) -> Job:
-        """The same model from a file instead: nothing is left to train."""
-        return replace(self, id=identity("file", file_digest(weights)), start=weights, steps=False)
+    def given(self, weights: Path | None, content: object = None) -> Job:
+        """The same model from a file instead, or as the problem has it: nothing is left to train.
+
+        content: what the problem's own depends on.
+        """
+        name = (
+            identity("own", content) if weights is None else identity("file", file_digest(weights))
+        )
+        return replace(self, id=name, start=weights, steps=False)
 
     def cost(self) -> dict[str, Any]:
         """What the training cost."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from negmerge.errors import FileError, NegMergeError, OptionError, printable
 from negmerge.hyperparameters import HyperParameters, Positive, Strict
+from negmerge.merge.select import SELECTORS
+from negmerge.models.prompts import prompts_of
+
+T = TypeVar("T")
 
 LARGEST = 1 << 20
 """Bytes of a recipe file; anything larger is not a recipe."""
@@ -91,6 +96,22 @@ class Model(Strict):
     """Where training starts, such as ImageNet weights; a final layer of another size is new."""
 
 
+class Clip(Strict):
+    """A CLIP forgets a whole data set (`data`) and keeps another; it is given, never trained.
+
+    `model.name` is an architecture of open_clip, a folder as open_clip writes it, or `desk_clip`.
+    """
+
+    pretrained: str | None = None
+    """Of an architecture: open_clip's tag, or a .safetensors file."""
+    control: Data = Data(name="imagenet")
+    """The data set whose accuracy is kept; `retain` in all scores."""
+    freeze: Literal["attention", "nothing"] = "attention"
+    """Beside heads and text side: the projections of attention, as in the paper."""
+    linear: bool = False
+    """Fine-tune, merge and measure in the tangent space of the given weights."""
+
+
 class Retrain(Strict):
     """The reference that never saw the forget set."""
 
@@ -98,11 +119,32 @@ class Retrain(Strict):
     """One from an earlier run. Not given: trained by the recipe."""
 
 
+class Subset(Strict):
+    """Some of a list, drawn at random.
+
+    >>> Subset(count=2, seed=1).of("abcd")
+    ['c', 'd']
+    """
+
+    count: Count
+    seed: Natural = 0
+
+    def of(self, items: Sequence[T]) -> list[T]:
+        """The chosen ones, in their order."""
+        if self.count > len(items):
+            raise OptionError(f"subset.count {self.count}: there are {len(items)}")
+        places = range(len(items))
+        drawn = sorted(places, key=lambda k: blake2b(f"{self.seed} {k}".encode()).digest())
+        return [items[k] for k in sorted(drawn[: self.count])]
+
+
 class Pool(Strict):
     """Fine-tuning on the forget set: common settings, and a grid of those that vary."""
 
     settings: HyperParameters = HyperParameters()
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    subset: Subset | None = None
+    """Train only so many members of the grid."""
     keep: bool = True
     """False: each member is folded into the merge when it is trained, then deleted."""
 
@@ -131,7 +173,7 @@ class Pool(Strict):
             for name, value in zip(self.grid, values, strict=True):
                 set_in(tree, name, value)
             found.append(HyperParameters.model_validate(tree))
-        return found
+        return found if self.subset is None else self.subset.of(found)
 
 
 class Method(Strict):
@@ -143,10 +185,17 @@ class Method(Strict):
     """How it is called in files and tables, if not by its name."""
     tune: bool = False
     """Of a rival: try several values of what its authors tuned, and take the best."""
+    subset: Subset | None = None
+    """Of a rule: merge only so many members of the pool."""
+    add: Positive | None = None
+    """Of a rule or selector: θ + λτ with this λ, to learn instead of to forget; no search."""
 
     @property
     def title(self) -> str:
-        return self.label or self.name
+        if self.label is not None:
+            return self.label
+        drawn = "" if self.subset is None else f"-{self.subset.count}-{self.subset.seed}"
+        return f"{self.name}{drawn}{'' if self.add is None else '-added'}"
 
     @model_validator(mode="before")
     @classmethod
@@ -163,8 +212,10 @@ class Search(Strict):
     """λ runs over `count` even steps from 0 to `stop`, unless `scales` lists them."""
     limit: Positive | None = None
     """While the largest λ is as good as any, the grid grows up to here; not given: it does not."""
+    strategy: Literal["grid", "bracket"] = "grid"
+    """`bracket` halves the grid instead of walking it; for keep_retain."""
     criterion: str | None = None
-    """Not given: match_holdout for records, keep_retain for a whole class."""
+    """Not given: match_holdout for records, keep_retain for a whole class or a CLIP."""
     samples: Count = 2000
     """At most so many of each set choose λ; they are not reported."""
     tries: Count = 5
@@ -179,6 +230,10 @@ class Search(Strict):
         if self.scales is not None:
             return tuple(sorted({0.0, *self.scales}))
         return tuple(round(self.stop * i / (self.count - 1), 10) for i in range(self.count))
+
+    def passes(self) -> int:
+        """How many λ are measured, about."""
+        return min(len(self.grid()), 8) if self.strategy == "bracket" else len(self.grid())
 
     def beyond(self, scales: tuple[float, ...]) -> tuple[float, ...]:
         """The λ to try after these: up to twice as far in steps twice as long, within the limit.
@@ -207,6 +262,8 @@ class Recipe(Strict):
     data: Data = Data()
     split: Split = Split()
     model: Model = Model()
+    clip: Clip | None = None
+    """Given: a CLIP forgets a data set. Not given: a classifier forgets records or a class."""
     train: HyperParameters = HyperParameters()
     retrain: Retrain | None = Retrain()
     pool: Pool = Pool()
@@ -218,6 +275,22 @@ class Recipe(Strict):
     """Processes that train at once; the cores are shared among them."""
     save_every: Annotated[float, Field(ge=0)] = 15.0
     """Seconds between two saves of a training in progress."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clip_defaults(cls, tree: Any) -> Any:
+        """A CLIP cannot be retrained; its pool has the paper's epochs for the data set."""
+        if not isinstance(tree, dict) or tree.get("clip") is None:
+            return tree
+        tree = {"retrain": None} | tree
+        data, pool = tree.get("data"), tree.get("pool")
+        name = data.get("name") if isinstance(data, dict) else None
+        epochs = prompts_of(name).epochs if isinstance(name, str) else None
+        if epochs is not None and isinstance(pool, dict):
+            settings, grid = pool.get("settings", {}), pool.get("grid", {})
+            if isinstance(settings, dict) and isinstance(grid, dict) and "epochs" not in grid:
+                tree["pool"] = pool | {"settings": {"epochs": epochs} | settings}
+        return tree
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -231,15 +304,33 @@ class Recipe(Strict):
                 raise ValueError(f"methods: {title!r} must be letters, digits, - and _")
         if self.search.criterion == "oracle" and self.retrain is None:
             raise ValueError("search.criterion oracle needs the retrained model: retrain is off")
-        if not self.pool.keep and any(m.name == "single_best" for m in self.methods):
-            raise ValueError("single_best needs the members: set pool.keep to true or leave it out")
+        for method in self.methods:
+            if not self.pool.keep and (method.name in SELECTORS or method.subset is not None):
+                raise ValueError(
+                    f"{method.title} needs the members: set pool.keep to true or leave it out"
+                )
+        if self.clip is not None:
+            self._fits_clip()
         return self
+
+    def _fits_clip(self) -> None:
+        for field, usual in (("split", Split()), ("retrain", None), ("train", HyperParameters())):
+            if getattr(self, field) != usual:
+                raise ValueError(
+                    f"{field}: a CLIP is given, and forgets a whole data set; leave it out"
+                )
+        if self.model.weights is not None or self.model.init is not None:
+            raise ValueError("model: clip.pretrained names the weights of a CLIP")
+        if self.clip is not None and self.clip.control.limit.train is not None:
+            raise ValueError("clip.control.limit.train: nothing is trained on the control set")
 
     @property
     def criterion(self) -> str:
         """The criterion that is used."""
         if self.search.criterion is not None:
             return self.search.criterion
+        if self.clip is not None:
+            return "keep_retain"
         whole = self.split.forget.class_ is not None and self.split.forget.count is None
         return "keep_retain" if whole else "match_holdout"
 

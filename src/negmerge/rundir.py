@@ -89,9 +89,12 @@ class Run:
         path = self.folder / "journal.json"
         return read_json(path) if path.exists() else {}
 
-    def finished_unit(self, name: str, identity: str, path: Path, seconds: float) -> None:
+    def finished_unit(
+        self, name: str, identity: str, path: Path, seconds: float, evaluations: int = 0
+    ) -> None:
         """Note a finished piece of work: what it was made from, and the file that came of it."""
         made = {"id": identity, "sha256": file_digest(path), "seconds": seconds}
+        made["evaluations"] = evaluations
         self.journal[name] = made
         write_json(self.folder / "journal.json", self.journal)
 

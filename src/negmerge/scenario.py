@@ -49,6 +49,11 @@ class Problem(Protocol):
         """What every model of this problem depends on."""
         ...
 
+    @property
+    def scored_on(self) -> list[Any]:
+        """What every score depends on beside the weights."""
+        ...
+
     def training_feed(self, part: Part) -> Feed: ...
     def scoring_feeds(self, use: Use) -> dict[str, Feed]: ...
     def network(self, weights: Path | None = None, seed: int = 0) -> nn.Module: ...
@@ -178,6 +183,11 @@ class Scenario:
         init = self.recipe.model.init
         start = None if init is None else file_digest(init)
         return [data, seen, self.splits.fingerprint, self.recipe.model.name, start]
+
+    @property
+    def scored_on(self) -> list[Any]:
+        """What every score depends on beside the weights."""
+        return self.identity
 
     def describe(self) -> dict[str, Any]:
         """The sizes of all parts, for the record."""

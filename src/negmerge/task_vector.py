@@ -170,9 +170,13 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     @overload
     def sparsity(self, by: Literal["element_weighted", "tensor_mean"] = ...) -> float: ...
     @overload
-    def sparsity(self, by: Literal["tensor", "depth", "component"]) -> dict[str, Sparsity]: ...
+    def sparsity(
+        self, by: Literal["tensor", "depth", "component"] | Callable[[str], str]
+    ) -> dict[str, Sparsity]: ...
 
-    def sparsity(self, by: str = "element_weighted") -> float | dict[str, Sparsity]:
+    def sparsity(
+        self, by: str | Callable[[str], str] = "element_weighted"
+    ) -> float | dict[str, Sparsity]:
         """The share of zeros, over all elements or as the mean of the tensors' shares, or by group.
 
         >>> base, pool = getfixture("small_pool")
@@ -181,8 +185,11 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         (True, ['0', '1', 'none'])
 
         by: `element_weighted` or `tensor_mean` for one number; `tensor`, `depth` (the first number
-            in the name) or `component` (the name without numbers) for a table of both.
+            in the name), `component` (the name without numbers) or a function of the name for a
+            table of both.
         """
+        if not isinstance(by, str):
+            return self._grouped(by)
         if by in ("element_weighted", "tensor_mean"):
             return float(getattr(self._grouped(lambda _: "all")["all"], by))
         groups: dict[str, Callable[[str], str]] = {

@@ -31,7 +31,7 @@ from negmerge.models.weights import load_tensors, save_tensors
 # cuBLAS repeats its sums only with a workspace of its own; read when a GPU is first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-VERSION = 1
+VERSION = 2
 """Of this loop: raised when the same settings give other weights, so that nothing old is reused."""
 
 Objective = Callable[[nn.Module, Batch, int], Tensor]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from negmerge.checking import check_methods
 from negmerge.criteria import criteria
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import DatasetFeed, Feed, Indices
@@ -25,7 +26,8 @@ from negmerge.evaluation.predictions import BATCH
 from negmerge.executors import InProcess
 from negmerge.files import file_digest
 from negmerge.models.weights import load_model, save_model
-from negmerge.pipeline import NO_REFERENCE, Pipeline, check_methods, problem_of
+from negmerge.outcome import NO_REFERENCE
+from negmerge.pipeline import Pipeline, problem_of
 from negmerge.progress import Progress, make_progress
 from negmerge.recipe import Data, Model, Pool, Recipe, Search
 from negmerge.rivalry import make_rival_job, run_rival
@@ -182,7 +184,7 @@ class OwnModel:
                 for tensor in feed.test_batch(np.arange(start, min(start + BATCH, len(feed)))):
                     digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         self.name = f"own-{digest.hexdigest()}"
-        self.identity = [self.name]
+        self.identity = self.scored_on = [self.name]
 
     def _half(self, name: str, samples: int) -> Indices:
         size = len(self.splits[name])

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from negmerge.checking import check_methods
 from negmerge.criteria import criteria
 from negmerge.data.datasets import datasets
 from negmerge.errors import NegMergeError
 from negmerge.merge.rules import rules
+from negmerge.merge.select import SELECTORS
 from negmerge.models.classifiers import models
-from negmerge.pipeline import SELECTORS, check_methods
 from negmerge.recipe import Recipe, load_recipe, shipped
+from negmerge.rivals import rivals
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -22,9 +24,12 @@ def test_every_shipped_recipe_is_whole(name):
     check_methods(recipe)
     assert recipe.title
     assert recipe.data.name in datasets
-    assert recipe.model.name in models
+    if recipe.clip is None:
+        assert recipe.model.name in models
+    else:
+        assert recipe.clip.control.name in datasets
     assert recipe.criterion in criteria
-    assert all(m.name in rules or m.name in SELECTORS for m in recipe.methods)
+    assert all(m.name in {*rules, *SELECTORS, *rivals} for m in recipe.methods)
     assert Recipe.model_validate(yaml.safe_load(recipe.dump())) == recipe
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import negmerge as nm
+from negmerge.checking import check_methods
 from negmerge.criteria import criteria
 from negmerge.data.feeds import DatasetFeed
 from negmerge.errors import OptionError, ValueRangeError
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import load_tensors
-from negmerge.pipeline import check_methods
 from negmerge.recipe import load_recipe
 from negmerge.rivalry import best_try, make_rival_job, run_rival
 from negmerge.rivals import Task, rivals

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.data.cache import Images, cache_folder, only_one, open_entry, write_entry
-from negmerge.data.decode import VERSION, decode_all
+from negmerge.data.decode import VERSION, Picture, decode_all
 from negmerge.data.places import Hub, Local, find
+from negmerge.data.splits import held_out_of
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.progress import Progress, Quiet
 from negmerge.registry import Registry
+
+Portion = Literal["all", "held_out"]
 
 __all__ = ["Images", "Source", "datasets", "load", "resolve"]
 
@@ -109,6 +112,7 @@ def load(
     revision: str | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
+    part: Portion = "all",
 ) -> Images:
     """Load a split; the first time it is decoded into the cache, then it is only opened.
 
@@ -122,47 +126,69 @@ def load(
         revision: branch, tag or commit on the Hub; pin it to be able to repeat a run.
         cache: where decoded images are kept; else `NEGMERGE_CACHE`, else the user's cache.
         progress: told of each image that is decoded.
+        part: `held_out` decodes only the validation images of `held_out_of`; ImageNet's training
+            set is too large to be kept for 5,000 of them.
     """
     place = find(source, root, revision)
-    entry = cache_folder(cache) / _entry_name(source, split, place.identity())
+    entry = cache_folder(cache) / _entry_name(source, split, place.identity(), part)
     images = open_entry(entry)
     if images is None:
         with only_one(entry):
-            images = open_entry(entry) or _make_entry(entry, source, split, place, progress)
+            images = open_entry(entry) or _make_entry(entry, source, split, place, progress, part)
     return images
 
 
 def _make_entry(
-    entry: Path, source: Source, split: str, place: Local | Hub, progress: Progress | None
+    entry: Path,
+    source: Source,
+    split: str,
+    place: Local | Hub,
+    progress: Progress | None,
+    part: Portion,
 ) -> Images:
     from negmerge.data.reading import Columns, open_rows
 
     columns = Columns(source.image, source.label, source.id, _chosen(source))
     splits = (source.train, source.test)
     with open_rows(place, columns, splits[split == "test"], splits) as rows:
-        shape = (len(rows.labels), source.size, source.size, source.channels)
+        size = len(rows.labels)
+        picked = np.arange(size) if part == "all" else np.sort(held_out_of(size)[1])
+        shape = (len(picked), source.size, source.size, source.channels)
         shows = progress or Quiet()
 
         def parts() -> Iterator[NDArray[np.uint8]]:
             shows.stage(f"decoding {_readable(source)} {split}", shape[0], "images")
             done = 0
-            for part in decode_all(rows.pictures, source.size, source.channels):
-                yield part
-                done += len(part)
-                shows.advance(len(part))
-            if done != shape[0] or entry.name != _entry_name(source, split, place.identity()):
+            pictures = _only(rows.pictures, picked)
+            for decoded in decode_all(pictures, source.size, source.channels):
+                yield decoded
+                done += len(decoded)
+                shows.advance(len(decoded))
+            if done != shape[0] or entry.name != _entry_name(source, split, place.identity(), part):
                 raise FileError(f"{place}: changed while it was read; run again")
 
-        write_entry(entry, parts(), shape, rows.labels, rows.ids, rows.classes)
+        ids = None if rows.ids is None else rows.ids[picked]
+        write_entry(entry, parts(), shape, rows.labels[picked], ids, rows.classes)
     images = open_entry(entry)
     if images is None:
         raise FileError(f"{entry}: was changed while it was written; run again")
     return images
 
 
-def _entry_name(source: Source, split: str, identity: object) -> str:
+def _only(pictures: Iterator[list[Picture]], picked: NDArray[np.int64]) -> Iterator[list[Picture]]:
+    first = 0
+    for some in pictures:
+        own = picked[(first <= picked) & (picked < first + len(some))] - first
+        first += len(some)
+        if len(own):
+            yield [some[k] for k in own]
+
+
+def _entry_name(source: Source, split: str, identity: object, part: Portion) -> str:
     parts = (source.train, source.test, source.image, source.label, source.id)
     key = [identity, split, parts, source.size, source.channels, VERSION]
+    if part != "all":
+        key.append(part)
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     return f"{_readable(source)}-{split}-{digest[:20]}"
 

@@ -21,6 +21,7 @@ from negmerge.data.transforms import (
     own_random_state,
     rand_augment,
     seed_torch,
+    zoom,
 )
 from negmerge.hyperparameters import Augmentation, HyperParameters
 
@@ -46,11 +47,19 @@ class ImageFeed:
 
     images: the whole set. indices: the ones this feed has, in the order of evaluation.
     crop, flip: the data set's own augmentation, unless the hyper-parameters say otherwise.
+    least: the smallest share of the area that a random resized crop keeps; 1: there is none.
     """
 
-    def __init__(self, images: Images, indices: Indices, crop: int = 0, flip: bool = False) -> None:
+    def __init__(
+        self,
+        images: Images,
+        indices: Indices,
+        crop: int = 0,
+        flip: bool = False,
+        least: float = 1.0,
+    ) -> None:
         self.images, self.indices = images, np.asarray(indices, np.int64)
-        self.crop, self.flip = crop, flip
+        self.crop, self.flip, self.least = crop, flip, least
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -60,6 +69,8 @@ class ImageFeed:
         padding = self.crop if augment.crop is None else augment.crop
         flip = self.flip if augment.flip is None else augment.flip
         batch = crop_and_flip(self.images.pixels, chosen, seed, padding, flip)
+        if self.least < 1:
+            batch = zoom(batch, chosen, seed, self.least)
         if augment.randaugment is not None:
             batch = rand_augment(batch, chosen, seed, augment.randaugment)
         return as_input(batch), torch.from_numpy(self.images.labels[chosen])

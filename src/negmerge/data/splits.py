@@ -172,6 +172,22 @@ def _once(found: Indices, path: Path) -> Indices:
     return unique
 
 
+def held_out_of(size: int) -> tuple[Indices, Indices]:
+    """The CLIP protocol's cut of a training set into the rest and a tenth, at most 5,000.
+
+    It is torch's `random_split` of seed 0, so that validation sets are those of published work.
+
+    >>> rest, held_out = held_out_of(60_000)
+    >>> len(rest), len(held_out), int(rest[0])
+    (55000, 5000, 36044)
+    """
+    import torch
+
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0)).numpy()
+    count = min(size // 10, 5000)
+    return order[: size - count], order[size - count :]
+
+
 def balanced(labels: NDArray[Any], count: int | None, rng: np.random.Generator) -> Indices:
     """Positions of `count` samples in rising order, as many of each class as its share gives.
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from negmerge.data.feeds import Feed
 from negmerge.errors import ValueRangeError
+from negmerge.models.clip import reader
 
 BATCH = 250
 """Larger batches fall out of the cache: on a CPU 500 ran at two thirds of the speed."""
@@ -44,29 +45,47 @@ def predict(
     advance: told the number of samples of each batch.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    confidence = np.empty(len(feed), np.float32)
-    correct = np.empty(len(feed), np.bool_)
+    parts: list[Predictions] = []
     training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            for start in range(0, len(feed), BATCH):
-                picked = np.arange(start, min(start + BATCH, len(feed)))
+            for picked in batches(len(feed)):
                 inputs, targets = feed.test_batch(picked)
-                logits = model(inputs.to(device)).float().cpu()
-                if not bool(logits.isfinite().all()):
-                    bad = int((~logits.isfinite().all(1)).sum())
-                    raise ValueRangeError(
-                        f"the model's outputs are NaN or infinite for {bad} of {len(picked)} "
-                        "samples: it is broken, not unlearned; use a smaller λ or learning rate"
-                    )
-                probability = logits.softmax(1).gather(1, targets[:, None])[:, 0]
-                confidence[picked] = probability.numpy()
-                correct[picked] = (logits.argmax(1) == targets).numpy()
+                parts.append(judge(model(inputs.to(device)), targets))
                 advance(len(picked))
     finally:
         model.train(training)
-    return Predictions(confidence, correct)
+    return joined(parts)
+
+
+def batches(size: int) -> list[NDArray[np.int64]]:
+    """The samples of each batch of a pass.
+
+    >>> [len(picked) for picked in batches(600)]
+    [250, 250, 100]
+    """
+    return [np.arange(start, min(start + BATCH, size)) for start in range(0, size, BATCH)]
+
+
+def judge(logits: Tensor, targets: Tensor) -> Predictions:
+    """What logits say about samples of known classes; those that are not finite are an error."""
+    logits = logits.float().cpu()
+    if not bool(logits.isfinite().all()):
+        bad = int((~logits.isfinite().all(1)).sum())
+        raise ValueRangeError(
+            f"the model's outputs are NaN or infinite for {bad} of {len(logits)} "
+            "samples: it is broken, not unlearned; use a smaller λ or learning rate"
+        )
+    probability = logits.softmax(1).gather(1, targets[:, None])[:, 0]
+    return Predictions(probability.numpy(), (logits.argmax(1) == targets).numpy())
+
+
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """Batches as one pass."""
+    confidence = [np.empty(0, np.float32), *(part.confidence for part in parts)]
+    correct = [np.empty(0, np.bool_), *(part.correct for part in parts)]
+    return Predictions(np.concatenate(confidence), np.concatenate(correct))
 
 
 def predict_all(
@@ -74,5 +93,5 @@ def predict_all(
     feeds: Mapping[str, Feed],
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Predictions]:
-    """The predictions on several sets."""
-    return {name: predict(model, feed, advance) for name, feed in feeds.items()}
+    """The predictions on several sets, each read by its own head if the model has several."""
+    return {name: predict(reader(model, name), feed, advance) for name, feed in feeds.items()}

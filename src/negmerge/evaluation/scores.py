@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
+import numpy as np
+
 from negmerge.errors import ValueRangeError
 from negmerge.evaluation.mia import mia_efficacy
 from negmerge.evaluation.predictions import Predictions
@@ -24,6 +26,17 @@ def accuracy(found: Predictions) -> float:
     if not len(found):
         raise ValueRangeError("accuracy of no samples: the set is empty")
     return 100 * int(found.correct.sum()) / len(found)
+
+
+def cross_entropy(found: Predictions) -> float:
+    """The mean negative logarithm of the true class's probability.
+
+    >>> import numpy as np
+    >>> cross_entropy(Predictions(np.ones(2, np.float32), np.array([True, True])))
+    0.0
+    """
+    smallest = np.finfo(np.float32).tiny  # a probability of 0 is one that float32 cannot hold
+    return 0.0 - float(np.log(np.maximum(found.confidence, smallest), dtype=np.float64).mean())
 
 
 def interval(percent: float, n: int) -> tuple[float, float]:

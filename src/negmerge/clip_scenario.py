@@ -1,0 +1,223 @@
+"""The CLIP problem: one data set is forgotten, another is kept, the model is given."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from negmerge.data.cache import cache_folder
+from negmerge.data.datasets import Images, Source, load, resolve
+from negmerge.data.draws import seed_of
+from negmerge.data.feeds import Feed, ImageFeed, Indices
+from negmerge.data.splits import balanced, held_out_of
+from negmerge.errors import OptionError
+from negmerge.models.classifiers import channels_last
+from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts
+from negmerge.models.linearized import LinearizedClassifier
+from negmerge.models.pretrained import ClipSource, zero_shot_head
+from negmerge.models.prompts import prompts_of
+from negmerge.models.weights import load_model, load_tensors, save_tensors
+from negmerge.progress import Progress, Quiet
+from negmerge.recipe import Clip, Data, Recipe
+from negmerge.scenario import Part, Problem, Scenario, Use, identity
+
+LEAST = 0.9
+"""The smallest share of the area in open_clip's random resized crop."""
+
+
+def make_problem(recipe: Recipe, progress: Progress | None = None) -> Scenario | ClipScenario:
+    """The problem a recipe describes."""
+    return Scenario(recipe, progress) if recipe.clip is None else ClipScenario(recipe, progress)
+
+
+class ClipScenario:
+    """The forget set, the control set, and a CLIP with a head for each.
+
+    The validation rule is the task-vector protocol's: a tenth of each training set, at most 5,000,
+    chooses λ; the test sets are reported.
+    """
+
+    def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
+        assert recipe.clip is not None, "the recipe has a section clip"
+        self.recipe, self.progress, self.seed = recipe, progress, recipe.seed
+        self.clip: Clip = recipe.clip
+        self.source = ClipSource(recipe.model.name, recipe.clip.pretrained)
+
+    def check(self) -> None:
+        """Find what is wrong with the recipe's data, model or files before hours of work."""
+        self.source.fingerprint  # noqa: B018 (reads the configuration and finds the weights)
+        self.heads  # noqa: B018 (opens the data, builds what is not in the cache)
+        self.template  # noqa: B018
+
+    # ----------------------------------------------------------------------------------------- data
+
+    def shown(self, data: Data) -> Source:
+        """A data set as the model is shown it."""
+        own = {"size": data.size, "channels": data.channels, "mean": data.mean, "std": data.std}
+        for field, value in own.items():
+            if value is not None:
+                raise OptionError(
+                    f"data.{field}: a CLIP says itself what it is shown; leave it out"
+                )
+        named = {k: getattr(data, k) for k in ("config", "image", "label", "id", "train", "test")}
+        given = {k: v for k, v in named.items() if v is not None}
+        as_trained = {"size": self.source.size, "channels": 3}
+        return resolve(data.name, mean=self.source.mean, std=self.source.std, **as_trained, **given)
+
+    def open(self, data: Data, split: Any, **options: Any) -> Images:
+        """A split of a data set, decoded."""
+        where = {"root": data.root, "revision": data.revision, "progress": self.progress}
+        return load(self.shown(data), split, **where, **options)
+
+    @cached_property
+    def forget(self) -> tuple[Images, Images]:
+        """Training and test images of what is forgotten."""
+        return self.open(self.recipe.data, "train"), self.open(self.recipe.data, "test")
+
+    @cached_property
+    def control(self) -> tuple[Images, Images]:
+        """Validation and test images of what is kept."""
+        control = self.clip.control
+        return self.open(control, "train", part="held_out"), self.open(control, "test")
+
+    @cached_property
+    def parts(self) -> dict[str, Indices]:
+        """Who trains, who chooses λ, who is reported."""
+        rng = np.random.default_rng(seed_of("clip", self.seed))
+        samples, data = self.recipe.search.samples, self.recipe.data
+        train, test = self.forget
+        rest, held_out = held_out_of(len(train))
+
+        def some(of: Images, where: Indices, count: int | None) -> Indices:
+            return where[balanced(of.labels[where], count, rng)]
+
+        kept, kept_test = self.control
+        found = {
+            "train": some(train, rest, data.limit.train),
+            "choose_forget": some(train, held_out, samples),
+            "choose_retain": some(kept, np.arange(len(kept)), samples),
+            "forget": some(test, np.arange(len(test)), data.limit.test),
+            "retain": some(kept_test, np.arange(len(kept_test)), self.clip.control.limit.test),
+        }
+        for name, where in found.items():
+            if not len(where):
+                raise OptionError(f"data: no images are left for {name}: a set is too small")
+        return found
+
+    def training_feed(self, part: Part) -> Feed:
+        """The forget set; nothing else is ever trained on."""
+        assert part == "forget", "a CLIP is fine-tuned on the forget set only"
+        return ImageFeed(self.forget[0], self.parts["train"], least=LEAST)
+
+    def scoring_feeds(self, use: Use) -> dict[str, Feed]:
+        """The validation sets, which choose λ, or the test sets, which are reported."""
+        if use == "choose":
+            return {
+                "retain": ImageFeed(self.control[0], self.parts["choose_retain"]),
+                "forget": ImageFeed(self.forget[0], self.parts["choose_forget"]),
+            }
+        return {
+            "retain": ImageFeed(self.control[1], self.parts["retain"]),
+            "forget": ImageFeed(self.forget[1], self.parts["forget"]),
+        }
+
+    # -------------------------------------------------------------------------------------- network
+
+    @cached_property
+    def heads(self) -> dict[str, Tensor]:
+        """The frozen head of each set, built once and kept in the cache."""
+        sets = {
+            "forget": (self.recipe.data, self.forget),
+            "retain": (self.clip.control, self.control),
+        }
+        return {
+            name: self._head(data.name, images[1].classes) for name, (data, images) in sets.items()
+        }
+
+    def _head(self, data: str, names: tuple[str, ...]) -> Tensor:
+        content = identity(self.source.fingerprint, data, self._words(data, names))
+        path = cache_folder() / "heads" / f"{content}.safetensors"
+        if not path.is_file():
+            shows = self.progress or Quiet()
+            shows.stage(f"putting {data} into words", len(names), "classes")
+            head = zero_shot_head(self.source, data, names, prompts_of(data), shows.advance)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(path, {"head": head}, {"data": data})
+        return load_tensors(path)[0]["head"]
+
+    def _words(self, data: str, names: tuple[str, ...]) -> str:
+        return identity(names, prompts_of(data).words(names))
+
+    @cached_property
+    def template(self) -> ClipClassifier:
+        """The architecture, with what is frozen marked."""
+        kind = LinearizedClassifier if self.clip.linear else ClipClassifier
+        clip = self.source.strip(self.source.build())
+        network = kind(clip, self.heads, self.source.mean, self.source.std)
+        freeze_parts(network, self.clip.freeze)
+        return network
+
+    def network(self, weights: Path | None = None, seed: int = 0) -> nn.Module:
+        """The network, with a file's weights or with the given ones; linear around either."""
+        network = copy.deepcopy(self.template)
+        if weights is None:
+            network.load_state_dict(self.source.strip(self.source.load()).state_dict())
+        else:
+            load_model(weights, network)
+        network = channels_last(network.to("cuda" if torch.cuda.is_available() else "cpu"))
+        return network.linearise() if isinstance(network, LinearizedClassifier) else network
+
+    # --------------------------------------------------------------------------------------- record
+
+    @property
+    def identity(self) -> list[Any]:
+        """What every model of this problem depends on."""
+        train = self.forget[0]
+        own = [train.fingerprint, self._words(self.recipe.data.name, train.classes)]
+        trained = identity(self.parts["train"].tolist(), LEAST)
+        return [own, trained, self.source.fingerprint, self.clip.freeze, self.clip.linear]
+
+    @property
+    def scored_on(self) -> list[Any]:
+        """What every score depends on beside the weights."""
+        names = self.control[1].classes
+        sets = [images.fingerprint for images in (*self.forget, *self.control)]
+        where = {name: part.tolist() for name, part in self.parts.items()}
+        return [sets, identity(where), self._words(self.clip.control.name, names), self.identity]
+
+    def describe(self) -> dict[str, Any]:
+        """The sizes of all parts and what the model is, for the record."""
+        sizes = {name: len(self.parts[name]) for name in ("train", "forget", "retain")}
+        chosen_on = {name: len(self.parts[f"choose_{name}"]) for name in ("retain", "forget")}
+        quick_gelu = self.source.quick_gelu
+        return {
+            "scenario": "clip",
+            "data": self.recipe.data.name,
+            "control": self.clip.control.name,
+            "classes": len(self.forget[0].classes),
+            "forgotten_class": None,
+            "sizes": sizes,
+            "looked": False,
+            "chosen_on": chosen_on,
+            "fingerprint": identity(self.scored_on),
+            "labels": np.bincount(self.forget[0].labels[self.parts["train"]]).tolist(),
+            "model": {
+                "name": self.source.name,
+                "pretrained": self.source.pretrained,
+                "quick_gelu": quick_gelu,
+                "frozen_parts": ["heads", "text"]
+                + (["attention projections"] if self.clip.freeze == "attention" else []),
+                "linear": self.clip.linear,
+            }
+            | count_frozen(self.template),
+            "notes": self.source.notes,
+        }
+
+
+_: type[Problem] = ClipScenario

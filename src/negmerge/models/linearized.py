@@ -1,0 +1,60 @@
+"""CLIP in its tangent space (Ortiz-Jimenez et al., 2023): features linear in the weights.
+
+f(x; θ) = f(x; θ₀) + J(x)·(θ − θ₀), by one forward-mode product. The state is that of the ordinary
+network, so members are files like any others and merging knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from negmerge.models.clip import ClipClassifier
+
+
+class LinearizedClassifier(ClipClassifier):
+    """A classifier whose encoder is linearised where its weights are when `linearise` is called."""
+
+    def linearise(self) -> LinearizedClassifier:
+        """Take the weights of now as θ₀. Only those that train have a tangent."""
+        moving = {name: p for name, p in self.visual.named_parameters() if p.requires_grad}
+        self.start = {name: weight.detach().clone() for name, weight in moving.items()}
+        return self
+
+    def parts(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """f(x; θ₀) and J(x)·(θ − θ₀): the features are their sum."""
+        inputs = (pixels - self.mean) / self.std
+        weights = dict(self.visual.named_parameters())
+        change = {name: weights[name] - start for name, start in self.start.items()}
+
+        def encode(moving: dict[str, Tensor]) -> Tensor:
+            return functional_call(self.visual, moving, (inputs,))
+
+        with forward_mode():
+            at_start, slope, *_ = jvp(encode, (self.start,), (change,))
+        return at_start, slope
+
+    def features(self, pixels: Tensor) -> Tensor:
+        at_start, slope = self.parts(pixels)
+        return at_start + slope
+
+
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    """Attention by plain operations: torch's fused ones have no forward-mode derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            # torch scripts its own decompositions the first time, and warns that one should not.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
+            warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.jit")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

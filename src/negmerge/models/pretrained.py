@@ -1,0 +1,351 @@
+"""Where a CLIP comes from: open_clip's tags, a file, a folder, this package; and its heads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from negmerge.checkpoint import Checkpoint
+from negmerge.errors import FileError, MismatchError, OptionError, shown
+from negmerge.files import file_digest
+from negmerge.models.prompts import Prompts, open_clip
+from negmerge.models.transformers_clip import model_config, renamed, translated
+from negmerge.models.weights import load_tensors
+
+ASSETS = Path(str(files("negmerge") / "assets"))
+CONFIG, FOREIGN = "open_clip_config.json", "config.json"
+WEIGHTS = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "model.safetensors",
+)
+EMBEDDINGS = "class_embeddings.safetensors"
+OPENAI_ONLY = ("input_resolution", "context_length", "vocab_size")
+"""Entries that only OpenAI's own files have."""
+
+
+@dataclass(frozen=True)
+class ClipSource:
+    """Where a CLIP comes from.
+
+    >>> ClipSource("ViT-B-32", "openai").quick_gelu
+    True
+
+    name: an open_clip architecture, a folder as open_clip or transformers writes it, or a CLIP of
+        this package.
+    pretrained: of an architecture: open_clip's tag, or a .safetensors file.
+    """
+
+    name: str
+    pretrained: str | None = None
+    notes: list[str] = field(default_factory=list, compare=False)
+    """What has to be said about it."""
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """The folder, if it is one."""
+        for path in (ASSETS / self.name, Path(self.name).expanduser()):
+            if any((path / name).is_file() for name in (CONFIG, FOREIGN)):
+                if self.pretrained is not None:
+                    raise OptionError(f"clip.pretrained: {path} has its own weights; leave it out")
+                return path
+        return None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is a folder as `transformers` writes it."""
+        return self.folder is not None and not (self.folder / CONFIG).is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`model_cfg` and `preprocess_cfg` as open_clip has them."""
+        if self.folder is None:
+            model = open_clip().get_model_config(self.name)
+            if model is None:
+                raise OptionError(
+                    f"model.name {shown(self.name)}: neither a folder with {CONFIG} nor an "
+                    f"architecture of open_clip, such as ViT-B-32{self._near()}"
+                )
+            tag = self._tag or {}
+            return {"model_cfg": deepcopy(model), "preprocess_cfg": tag}
+        path = self.folder / (FOREIGN if self.foreign else CONFIG)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if self.foreign:
+                found = {"model_cfg": model_config(found), "preprocess_cfg": {}}
+            found["model_cfg"]["vision_cfg"]["image_size"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FileError(f"{path}: is not the configuration of a CLIP: {error!r}") from None
+        return found
+
+    def _near(self) -> str:
+        near = get_close_matches(self.name, open_clip().list_models(), 3)
+        return f"; did you mean {' or '.join(near)}?" if near else ""
+
+    @cached_property
+    def _tag(self) -> Mapping[str, Any] | None:
+        if self.folder is not None or self.pretrained is None:
+            return None
+        return open_clip().get_pretrained_cfg(self.name, self.pretrained) or None
+
+    @cached_property
+    def quick_gelu(self) -> bool:
+        """Whether the activation is OpenAI's approximation, as the weights were trained with."""
+        own = bool(self.config["model_cfg"].get("quick_gelu", False))
+        if self._tag is None:
+            return own
+        theirs = bool(self._tag.get("quick_gelu", False))
+        if own and not theirs:
+            raise OptionError(
+                f"model.name {self.name}: computes QuickGELU, but the weights "
+                f"{self.pretrained!r} were trained without; name the architecture without it"
+            )
+        if theirs and not own:
+            self.notes.append(
+                f"{self.name}: switched to QuickGELU, which the {self.pretrained} weights need"
+            )
+        return theirs
+
+    @property
+    def size(self) -> int:
+        """Height and width of the images it takes."""
+        size = self.config["model_cfg"]["vision_cfg"].get("image_size", 224)
+        high, wide = (size, size) if isinstance(size, int) else size
+        if high != wide:
+            raise OptionError(f"model.name {self.name}: takes {high}×{wide}, wanted a square")
+        return high
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Of the pixels, by channel."""
+        own = self.config["preprocess_cfg"].get("mean")
+        return tuple(own or open_clip().OPENAI_DATASET_MEAN)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Of the pixels, by channel."""
+        own = self.config["preprocess_cfg"].get("std")
+        return tuple(own or open_clip().OPENAI_DATASET_STD)
+
+    @cached_property
+    def weights(self) -> Path:
+        """The file of weights; a tag is fetched."""
+        if self.folder is not None:
+            for name in WEIGHTS:
+                if (self.folder / name).is_file():
+                    return self.folder / name
+            raise FileError(
+                f"{self.folder}: has none of {', '.join(WEIGHTS)}; `negmerge convert` makes one "
+                "of a pickle"
+            )
+        if self.pretrained is None:
+            tags = ", ".join(open_clip().list_pretrained_tags_by_model(self.name)) or "none"
+            raise OptionError(
+                f"clip.pretrained: not given; {self.name} has the tags {tags}; a .safetensors "
+                "file will do too"
+            )
+        path = Path(self.pretrained).expanduser()
+        if self._tag is None:
+            if not path.is_file() or path.suffix != ".safetensors":
+                tags = ", ".join(open_clip().list_pretrained_tags_by_model(self.name)) or "none"
+                raise OptionError(
+                    f"clip.pretrained {shown(self.pretrained)}: wanted a tag of {self.name} "
+                    f"({tags}) or a .safetensors file (`negmerge convert` makes one of a pickle)"
+                )
+            return path
+        with _quiet():
+            try:
+                return Path(open_clip().download_pretrained(self._tag))
+            except Exception as error:  # the Hub, the network and the disk each have their own
+                why = " ".join(str(error).split())[:200]
+                raise FileError(
+                    f"clip.pretrained {self.pretrained}: cannot be fetched: {why}; name a "
+                    ".safetensors file or a folder instead"
+                ) from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the weights and of what computes with them."""
+        embeddings = None if self.embeddings is None else file_digest(self.embeddings)
+        made = [self.config["model_cfg"], self.quick_gelu, self.mean, self.std]
+        return json.dumps([file_digest(self.weights), embeddings, made], sort_keys=True)
+
+    @property
+    def embeddings(self) -> Path | None:
+        """The file of ready-made class embeddings, if there is one."""
+        path = None if self.folder is None else self.folder / EMBEDDINGS
+        return path if path is not None and path.is_file() else None
+
+    # ------------------------------------------------------------------------------------- making
+
+    def build(self) -> nn.Module:
+        """The whole CLIP, with fresh weights."""
+        library = open_clip()
+        config = deepcopy(self.config["model_cfg"])
+        config["quick_gelu"] = self.quick_gelu
+        config["vision_cfg"].pop("timm_model_pretrained", None)
+        foreign = "hf_model_name" in config["text_cfg"]
+        if foreign:
+            config["text_cfg"]["hf_model_pretrained"] = False
+        kind = library.CLIP
+        if config.pop("custom_text", False) or foreign:
+            kind = library.CoCa if "multimodal_cfg" in config else library.CustomTextCLIP
+        try:
+            with _quiet():
+                return kind(**config)
+        except (TypeError, ValueError, RuntimeError, OSError, KeyError) as error:
+            why = " ".join(str(error).split())
+            raise OptionError(f"model.name {shown(self.name)}: cannot be built: {why}") from None
+
+    @cached_property
+    def names(self) -> frozenset[str] | None:
+        """The tensors of the file; None if only the library can read it, which has all."""
+        if self.weights.suffix != ".safetensors":
+            return None
+        with Checkpoint(self.weights) as file:
+            names = frozenset(file.tensors)
+        return frozenset(map(renamed, names)) if self.foreign else names
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the file has a text side."""
+        silent = ("visual.", "logit_", *OPENAI_ONLY)
+        return self.names is None or any(not name.startswith(silent) for name in self.names)
+
+    def load(self) -> nn.Module:
+        """The whole CLIP with its weights, in float32; a file may be without the text side."""
+        clip = self.build()
+        if self.names is None:  # of a tag; torch's restricted unpickler reads it
+            with _quiet():
+                open_clip().load_checkpoint(clip, str(self.weights), weights_only=True)
+            return clip.float()
+        tensors, _ = load_tensors(self.weights)
+        if self.foreign:
+            tensors = translated(tensors)
+        if not self.names.isdisjoint(OPENAI_ONLY):
+            if not self.quick_gelu:
+                raise OptionError(
+                    f"{self.weights}: is OpenAI's own, trained with QuickGELU; set model.name to "
+                    f"{self.name}-quickgelu"
+                )
+            tensors = {k: v for k, v in tensors.items() if k not in OPENAI_ONLY}
+        wanted = clip.state_dict()
+        if not self.speaks:
+            wanted = {k: v for k, v in wanted.items() if k.startswith("visual.") or k in tensors}
+        for name in sorted(wanted.keys() | tensors.keys()):
+            here, there = wanted.get(name), tensors.get(name)
+            if here is None or there is None or here.shape != there.shape:
+                found = "has no such tensor" if there is None else f"has shape {tuple(there.shape)}"
+                need = "none" if here is None else f"{tuple(here.shape)}"
+                raise MismatchError(
+                    f"{self.weights} {shown(name)}: the file {found}, {self.name} wants {need}"
+                )
+        clip.load_state_dict(tensors, strict=False)  # all that must be there is
+        return clip.float()
+
+    def strip(self, clip: nn.Module) -> nn.Module:
+        """Without the text transformer, and without what the file does not have."""
+        for name, _ in [*clip.named_children(), *clip.named_parameters(recurse=False)]:
+            known = self.names is None or any(n.split(".")[0] == name for n in self.names)
+            if name in ("transformer", "text") or not known:
+                delattr(clip, name)
+        return clip
+
+    def tokenizer(self) -> Any:
+        """What turns sentences into tokens."""
+        if self.foreign:
+            length = self.config["model_cfg"]["text_cfg"]["context_length"]
+            return open_clip().SimpleTokenizer(context_length=length)
+        with _quiet():
+            return open_clip().get_tokenizer(
+                self.name if self.folder is None else f"local-dir:{self.folder}"
+            )
+
+
+def zero_shot_head(
+    source: ClipSource,
+    data: str,
+    names: Sequence[str],
+    prompts: Prompts,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Tensor:
+    """The frozen head of a data set, [classes, features]: ready-made, or from the text side.
+
+    Each class is the mean of its sentences' normalised features, normalised again, times
+    exp(logit_scale).
+
+    data: the set's registered name. names: its classes, as it spells them.
+    advance: told of each class.
+    """
+    ready = ready_head(source, data, names)
+    if ready is not None:
+        return ready
+    if not source.speaks:
+        raise FileError(
+            f"{source.weights}: has no text side to build the head of {shown(data)} with, and "
+            f"there is none in {EMBEDDINGS}"
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer, clip = source.tokenizer(), source.load().eval().to(device)
+    rows: list[Tensor] = []
+    with torch.inference_mode():
+        for sentences in prompts.words(names):
+            try:
+                tokens = tokenizer(sentences).to(device)
+            except Exception as error:  # a small tokenizer does not know every word
+                raise OptionError(
+                    f"{source.name}: cannot read {shown(sentences[0])}: {error}"
+                ) from None
+            each = clip.encode_text(tokens, normalize=True)  # pyright: ignore[reportCallIssue]
+            rows.append(functional.normalize(each.mean(0), dim=-1))
+            advance(1)
+        scale: Tensor = clip.logit_scale  # pyright: ignore[reportAssignmentType]
+        return (torch.stack(rows) * scale.exp()).cpu()
+
+
+def ready_head(source: ClipSource, data: str, names: Sequence[str]) -> Tensor | None:
+    """The head of a set among the ready-made ones, found by its name or by its classes."""
+    if source.embeddings is None:
+        return None
+    where = source.embeddings
+    ready, metadata = load_tensors(where)
+    known: dict[str, list[str]] = json.loads(metadata.get("classes", "{}"))
+    alike = [name for name in known if known[name] == list(names) and name in ready]
+    found = data if data in ready else next(iter(alike), None)
+    if found is None:
+        return None
+    if len(ready[found]) != len(names) or known.get(found, list(names)) != list(names):
+        raise MismatchError(
+            f"{where} {shown(found)}: is of other classes than the data set {shown(data)}"
+        )
+    if "logit_scale" not in ready:
+        raise FileError(f"{where}: has no logit_scale")
+    head = functional.normalize(ready[found].float(), dim=-1)
+    return head * ready["logit_scale"].float().exp()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log lines and the progress bars of the library; what goes wrong is told by us."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

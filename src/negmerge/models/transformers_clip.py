@@ -1,0 +1,118 @@
+"""A CLIP as the library `transformers` stores it, told in open_clip's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from negmerge.errors import OptionError
+
+RENAMED = (
+    (r"^vision_model\.embeddings\.class_embedding$", "visual.class_embedding"),
+    (r"^vision_model\.embeddings\.patch_embedding\.", "visual.conv1."),
+    (r"^vision_model\.embeddings\.position_embedding\.weight$", "visual.positional_embedding"),
+    (r"^vision_model\.pre_layrnorm\.", "visual.ln_pre."),  # spelt so there
+    (r"^vision_model\.post_layernorm\.", "visual.ln_post."),
+    (r"^vision_model\.encoder\.layers\.", "visual.transformer.resblocks."),
+    (r"^text_model\.embeddings\.token_embedding\.", "token_embedding."),
+    (r"^text_model\.embeddings\.position_embedding\.weight$", "positional_embedding"),
+    (r"^text_model\.final_layer_norm\.", "ln_final."),
+    (r"^text_model\.encoder\.layers\.", "transformer.resblocks."),
+    (r"^visual_projection\.weight$", "visual.proj"),
+    (r"^text_projection\.weight$", "text_projection"),
+    (r"\.self_attn\.out_proj\.", ".attn.out_proj."),
+    (r"\.self_attn\.[qkv]_proj\.", ".attn.in_proj_"),
+    (r"\.layer_norm(\d)\.", r".ln_\1."),
+    (r"\.mlp\.fc1\.", ".mlp.c_fc."),
+    (r"\.mlp\.fc2\.", ".mlp.c_proj."),
+)
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+}
+TEXT = VISION | {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "vocab_size": 49408,
+    "max_position_embeddings": 77,
+}
+"""What a configuration leaves out is as in these."""
+
+
+def renamed(name: str) -> str:
+    """The name of a tensor in open_clip.
+
+    >>> renamed("vision_model.encoder.layers.3.self_attn.k_proj.bias")
+    'visual.transformer.resblocks.3.attn.in_proj_bias'
+    """
+    for theirs, ours in RENAMED:
+        name = re.sub(theirs, ours, name)
+    return name
+
+
+def translated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file by open_clip's names: query, key and value are one, projections turned.
+
+    >>> translated({"visual_projection.weight": torch.zeros(2, 3)})["visual.proj"].shape
+    torch.Size([3, 2])
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("position_ids"):
+            continue
+        if (match := re.search(r"\.self_attn\.([qkv])_proj\.", name)) is not None:
+            if match[1] != "q":
+                continue
+            parts = [tensors.get(name.replace(".q_proj.", f".{k}_proj.")) for k in "qkv"]
+            if any(part is None for part in parts):
+                raise OptionError(f"{name}: key or value projections are missing")
+            tensor = torch.cat([part for part in parts if part is not None])
+        elif name in ("visual_projection.weight", "text_projection.weight"):
+            tensor = tensor.T.contiguous()
+        found[renamed(name)] = tensor
+    return found
+
+
+def model_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """open_clip's `model_cfg` of a `config.json`.
+
+    >>> model_config({"model_type": "clip"})["quick_gelu"]
+    True
+    """
+    vision = VISION | (config.get("vision_config") or {})
+    text = TEXT | (config.get("text_config") or {})
+    if vision["hidden_act"] != text["hidden_act"] or vision["hidden_act"] not in (
+        "quick_gelu",
+        "gelu",
+    ):
+        raise OptionError(f"activation {vision['hidden_act']!r}: wanted gelu or quick_gelu in both")
+    return {
+        "embed_dim": config.get("projection_dim", 512),
+        "quick_gelu": vision["hidden_act"] == "quick_gelu",
+        "vision_cfg": {
+            "image_size": vision["image_size"],
+            "patch_size": vision["patch_size"],
+            "width": vision["hidden_size"],
+            "layers": vision["num_hidden_layers"],
+            "head_width": vision["hidden_size"] // vision["num_attention_heads"],
+            "mlp_ratio": vision["intermediate_size"] / vision["hidden_size"],
+        },
+        "text_cfg": {
+            "context_length": text["max_position_embeddings"],
+            "vocab_size": text["vocab_size"],
+            "width": text["hidden_size"],
+            "heads": text["num_attention_heads"],
+            "layers": text["num_hidden_layers"],
+            "mlp_ratio": text["intermediate_size"] / text["hidden_size"],
+        },
+    }

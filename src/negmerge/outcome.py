@@ -1,0 +1,183 @@
+"""What a run comes to: the rows of `scores.json`, and the files it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from negmerge.criteria import Choice, Criterion
+from negmerge.evaluation.scores import avg_gap
+from negmerge.names import depth_of
+from negmerge.pool import Job
+from negmerge.recipe import Recipe
+from negmerge.rivalry import Contender
+from negmerge.rundir import Run
+from negmerge.scenario import Problem
+from negmerge.task_vector import TaskVector
+
+NO_REFERENCE = "no retrain reference: efficacy not measured"
+
+
+@dataclass
+class Found:
+    """What a method came to: the λ, the patch it belongs to, and what the search took.
+
+    pool: the members it needed. sweeps: the titles of its sweeps. added: θ + λτ, not θ − λτ.
+    """
+
+    choice: Choice
+    patch: Path
+    evaluations: int
+    seconds: float
+    pool: list[Job]
+    sweeps: list[str] = field(default_factory=list)
+    added: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """What τ is multiplied by before it is subtracted."""
+        return -self.choice.scale if self.added else self.choice.scale
+
+
+@dataclass
+class Outcome:
+    """The models of a run, and what every method came to, by its title."""
+
+    original: Job
+    retrained: Job | None
+    pool: list[Job]
+    found: dict[str, Found]
+    contenders: dict[str, Contender]
+
+    def scores(
+        self,
+        recipe: Recipe,
+        problem: Problem,
+        criterion: Criterion,
+        measured: list[dict[str, Any]],
+        warnings: list[str],
+    ) -> dict[str, Any]:
+        """`scores.json`.
+
+        measured: on the reported data, of original, reference, methods and rivals, in this order.
+        warnings: to be told with the scores; more are added.
+        """
+        about = problem.describe()
+        first = measured.pop(0) | cost_of([self.original])
+        second = None
+        retraining = None
+        if self.retrained is not None:
+            second = measured.pop(0) | cost_of([self.retrained])
+            first["avg_gap"], second["avg_gap"] = avg_gap(first, second), 0.0
+            # What retraining takes by the recipe, also when the reference came from a file.
+            retraining = self.retrained.samples(problem)
+            ratio = cost_of(self.pool)["samples_processed"] / retraining
+            if ratio > 1:
+                warnings.append(
+                    f"the pool processed {ratio:.2f} × the samples of retraining from scratch"
+                )
+        elif recipe.clip is None:
+            warnings.append(NO_REFERENCE)
+        methods: list[dict[str, Any]] = []
+        for (title, result), own in zip(self.found.items(), measured, strict=False):
+            tau, training = TaskVector.load(result.patch), cost_of(result.pool)
+            row = {"method": title, "splits": "forget", "scale": result.choice.scale} | own
+            row |= {
+                "avg_gap": None if second is None else avg_gap(own, second),
+                "sparsity": 100 * tau.sparsity(),
+                "seconds": training["seconds"] + result.seconds,
+                "seconds_search": result.seconds,
+                "samples_processed": training["samples_processed"],
+                "cost_ratio": retraining and training["samples_processed"] / retraining,
+                "evaluations": result.evaluations,
+                "criterion": None if result.added else criterion.name,
+                "looked": about["looked"],
+                "edge": result.choice.edge,
+            }
+            if recipe.clip is not None:
+                row |= {"members": tau.origin.n, "elements": tau.elements}
+                row["anatomy"] = anatomy(tau)
+            if result.added:
+                row["direction"] = "add"
+            methods.append(row | result.detail)
+        for (title, contender), own in zip(
+            self.contenders.items(), measured[len(self.found) :], strict=True
+        ):
+            row = {"method": title} | contender.row(criterion, about["looked"]) | own
+            row["avg_gap"] = None if second is None else avg_gap(own, second)
+            own_ratio = retraining and contender.samples() / retraining
+            row["cost_ratio"] = own_ratio
+            methods.append(row)
+            if own_ratio and own_ratio > 1:
+                warnings.append(
+                    f"{title}: its {len(contender.jobs)} trainings processed {own_ratio:.2f} × the "
+                    "samples of retraining from scratch"
+                )
+        order = [method.title for method in recipe.methods]
+        methods.sort(key=lambda row: order.index(row["method"]))
+        return {
+            "title": recipe.title,
+            "seed": recipe.seed,
+            "original": first,
+            "retrain": second,
+            "methods": methods,
+            "splits": about,
+            "pool": [job.cost() for job in self.pool],
+            "warnings": warnings,
+        }
+
+    def artefacts(self, run: Run, recipe: Recipe) -> list[Path]:
+        """All files of the run."""
+        files = [run.recipe, run.base, run.base.with_suffix(".json"), run.unlearned]
+        files.append(run.folder / "scores.json")
+        if self.found:
+            files.append(run.folder / "journal.json")
+        if self.retrained is not None:
+            files += [run.retrain, run.retrain.with_suffix(".json")]
+        files += [job.record for job in self.pool]
+        if recipe.pool.keep:
+            files += [job.out for job in self.pool]
+        for result in self.found.values():
+            files += [result.patch, *map(run.sweep, result.sweeps)]
+        for job in (job for contender in self.contenders.values() for job in contender.jobs):
+            files += [job.record] if job.failure() else [job.record, job.out]
+        return files
+
+
+def cost_of(jobs: list[Job]) -> dict[str, Any]:
+    """What trainings cost together."""
+    costs = [job.cost() for job in jobs]
+    return {
+        "samples_processed": sum(cost["samples"] for cost in costs),
+        "seconds": sum(cost["seconds"] for cost in costs),
+    }
+
+
+def anatomy(tau: TaskVector) -> dict[str, dict[str, float]]:
+    """Where a task vector of an image encoder is zero, in percent: thirds of its depth, stem, MLPs.
+
+    Both as a share of elements and as the mean over tensors, which is what the paper's tables are.
+    """
+    depth = len([layer for layer in tau.sparsity(by="depth") if layer.isdigit()])
+
+    def place(name: str) -> str:
+        layer = depth_of(name)
+        if not name.startswith("visual.") or not layer.isdigit():
+            return ""
+        return ("early", "middle", "late")[3 * int(layer) // depth]
+
+    def component(name: str) -> str:
+        stem = name.startswith(("visual.conv1.", "visual.trunk.patch_embed."))
+        return "stem" if stem else "mlp" if ".mlp." in name else ""
+
+    groups = tau.sparsity(by=place) | tau.sparsity(by=component)
+    return {
+        name: {
+            "elements": 100 * found.element_weighted,
+            "tensors": 100 * found.tensor_mean,
+        }
+        for name, found in sorted(groups.items())
+        if name
+    }

@@ -1,0 +1,164 @@
+"""Where a CLIP may come from, and the heads that are built for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from clips import CONFIG, make_clip, random_clip
+from negmerge.errors import NegMergeError
+from negmerge.models.clip import ClipClassifier, freeze_parts
+from negmerge.models.pretrained import ClipSource, zero_shot_head
+from negmerge.models.prompts import PLAIN, open_clip, prompts_of
+from negmerge.models.weights import load_tensors, save_tensors
+from negmerge.recipe import load_recipe, shipped
+
+CLIPS = [name for name in shipped() if load_recipe(name).clip is not None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_clip(tmp_path_factory.mktemp("clips") / "clip")
+
+
+def test_a_folder_is_loaded_as_open_clip_loads_it(folder: Path):
+    source = ClipSource(str(folder))
+    theirs = open_clip().create_model(f"local-dir:{folder}").state_dict()
+    ours = source.load().state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert source.size == 16
+    assert source.mean == (0.5, 0.5, 0.5)
+    assert source.speaks
+
+
+def test_the_head_is_open_clips(folder: Path):
+    names = ["polka_dotted", "banded"]
+    prompts = prompts_of("dtd")
+    ours = zero_shot_head(ClipSource(str(folder)), "dtd", names, prompts)
+    clip = open_clip().create_model(f"local-dir:{folder}").eval()
+    tokenizer = open_clip().get_tokenizer(f"local-dir:{folder}")
+    theirs = open_clip().build_zero_shot_classifier(
+        clip, tokenizer, ["polka dotted", "banded"], prompts.templates
+    )
+    assert torch.allclose(ours, clip.logit_scale.exp() * theirs.T, atol=1e-4)
+
+
+def test_only_the_image_tower_with_ready_heads(folder: Path, tmp_path: Path):
+    """A folder may be without a text side; half precision becomes single."""
+    copy = tmp_path / "image"
+    shutil.copytree(folder, copy)
+    weights, _ = load_tensors(folder / "open_clip_model.safetensors")
+    image = {k: v.half() for k, v in weights.items() if k.startswith("visual.")}
+    save_tensors(copy / "open_clip_model.safetensors", image, {})
+    source = ClipSource(str(copy))
+    assert not source.speaks
+    with pytest.raises(NegMergeError, match=r"no text side .*'dtd'"):
+        zero_shot_head(source, "dtd", ["a", "b"], PLAIN)
+    heads = {"dtd": torch.randn(2, 16), "logit_scale": torch.tensor(2.0)}
+    about = {"classes": json.dumps({"dtd": ["a", "b"]})}
+    save_tensors(copy / "class_embeddings.safetensors", heads, about)
+    source = ClipSource(str(copy))
+    head = zero_shot_head(source, "dtd", ["a", "b"], PLAIN)
+    assert torch.allclose(head.norm(dim=1), torch.tensor(2.0).exp())
+    same = zero_shot_head(source, "a copy of it", ["a", "b"], PLAIN)
+    assert torch.equal(head, same), "found by its classes"
+    with pytest.raises(NegMergeError, match="is of other classes"):
+        zero_shot_head(source, "dtd", ["b", "a"], PLAIN)
+    network = ClipClassifier(source.strip(source.load()), {"forget": head}, (0.5,) * 3, (0.5,) * 3)
+    assert {name.split(".")[0] for name in network.state_dict()} == {"visual"}
+    assert {t.dtype for t in network.state_dict().values()} == {torch.float32}
+
+
+def test_a_file_for_an_architecture(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(open_clip().factory._MODEL_CONFIGS, "tiny", CONFIG["model_cfg"])
+    quick = CONFIG["model_cfg"] | {"quick_gelu": True}
+    monkeypatch.setitem(open_clip().factory._MODEL_CONFIGS, "tiny-quickgelu", quick)
+    weights = random_clip().state_dict()
+    path = tmp_path / "own.safetensors"
+    save_tensors(path, weights, {})
+    loaded = ClipSource("tiny", str(path)).load().state_dict()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    openai = weights | {name: torch.tensor(1) for name in ("input_resolution", "vocab_size")}
+    save_tensors(path, openai, {})
+    with pytest.raises(NegMergeError, match=r"QuickGELU; set model\.name to tiny-quick"):
+        ClipSource("tiny", str(path)).load()
+    assert ClipSource("tiny-quickgelu", str(path)).load().visual is not None
+    wrong = weights | {"visual.proj": torch.zeros(3, 3)}
+    save_tensors(path, wrong, {})
+    with pytest.raises(NegMergeError, match=r"'visual.proj': the file has shape \(3, 3\)"):
+        ClipSource("tiny", str(path)).load()
+    save_tensors(path, {k: v for k, v in weights.items() if k != "ln_final.bias"}, {})
+    with pytest.raises(NegMergeError, match=r"'ln_final\.bias': the file has no such tensor"):
+        ClipSource("tiny", str(path)).load()
+
+
+@pytest.mark.parametrize("act", ["gelu", "quick_gelu"])
+def test_a_folder_of_transformers(act, tmp_path: Path):
+    from transformers import CLIPConfig, CLIPModel
+
+    tower = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "hidden_act": act}
+    tower["num_attention_heads"] = 2
+    config = CLIPConfig(
+        text_config=tower | {"vocab_size": 49408, "eos_token_id": 49407},
+        vision_config=tower | {"image_size": 16, "patch_size": 8},
+        projection_dim=12,
+    )
+    torch.manual_seed(0)
+    theirs = CLIPModel(config).eval()
+    theirs.save_pretrained(tmp_path / "clip")
+    source = ClipSource(str(tmp_path / "clip"))
+    assert source.quick_gelu == (act == "quick_gelu")
+    ours = source.load().eval()
+    pixels = torch.rand(3, 3, 16, 16)
+    tokens = source.tokenizer()(["a photo of a cat.", "a dog"])
+    with torch.inference_mode():
+        image = theirs.vision_model(pixels).pooler_output
+        assert torch.allclose(ours.encode_image(pixels), theirs.visual_projection(image), atol=1e-5)
+        mask = (torch.arange(77) <= tokens.argmax(1, keepdim=True)).long()
+        text = theirs.text_model(tokens, attention_mask=mask).pooler_output
+        assert torch.allclose(ours.encode_text(tokens), theirs.text_projection(text), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "message"),
+    [
+        ("ViT-B-32-quickgelu", "laion2b_s34b_b79k", "wanted a tag"),
+        ("ViT-B-32", "opnai", "wanted a tag of ViT-B-32 .*openai"),
+        ("ViT-B-32", "weights.pt", "`negmerge convert` makes one"),
+        ("nothing/here", None, "neither a folder"),
+    ],
+)
+def test_sources_that_are_not_there(name, pretrained, message):
+    with pytest.raises(NegMergeError, match=message):
+        ClipSource(name, pretrained).fingerprint  # noqa: B018
+
+
+def test_without_a_network_a_tag_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(NegMergeError, match=r"openai: cannot be fetched: .*name a .safetensors"):
+        ClipSource("ViT-B-32", "openai").weights  # noqa: B018
+
+
+def test_a_resnet_has_no_attention_to_freeze():
+    small = {"embed_dim": 8, "text_cfg": CONFIG["model_cfg"]["text_cfg"]}
+    small["vision_cfg"] = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8}
+    network = ClipClassifier(open_clip().CLIP(**small), {}, (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(NegMergeError, match="no attention layers"):
+        freeze_parts(network, "attention")
+    freeze_parts(network, "nothing")
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_every_shipped_clip_recipe_names_what_is_there(name):
+    recipe = load_recipe(name)
+    assert recipe.clip is not None
+    assert recipe.criterion == "keep_retain"
+    assert recipe.retrain is None
+    if not name.startswith("desk_"):
+        assert recipe.model.name in open_clip().list_models()
+        assert open_clip().get_pretrained_cfg(recipe.model.name, recipe.clip.pretrained)
+        assert recipe.clip.control.name == "imagenet"

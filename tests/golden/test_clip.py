@@ -1,0 +1,133 @@
+"""What the paper's numbers and the protocol fix about CLIP, from the architecture alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from negmerge.data.splits import held_out_of
+from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts
+from negmerge.models.pretrained import ClipSource
+from negmerge.models.prompts import SIGNS, open_clip, prompts, prompts_of
+from negmerge.recipe import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "elements", "percent"),
+    [
+        ("ViT-B-32", 53_947_905, 113_448_705, 47.55),
+        ("ViT-B-16", 53_947_905, 111_792_129, 48.26),
+        ("ViT-L-14", 139_357_441, 342_562_049, 40.68),
+    ],
+)
+def test_the_untouched_share_is_the_papers(name, frozen, elements, percent):
+    """Table C2 has 47.55 % zeros for every dense rule on ViT-B/32: what training leaves."""
+    with torch.device("meta"):
+        clip = open_clip().CLIP(**open_clip().get_model_config(name))
+        network = ClipClassifier(clip, {}, (0.5,) * 3, (0.5,) * 3)
+    freeze_parts(network, "attention")
+    assert count_frozen(network) == {"elements": elements, "frozen": frozen}
+    assert round(100 * frozen / elements, 2) == percent
+
+
+def test_without_freezing_only_the_text_side_stays():
+    with torch.device("meta"):
+        clip = open_clip().CLIP(**open_clip().get_model_config("ViT-B-32"))
+        network = ClipClassifier(clip, {}, (0.5,) * 3, (0.5,) * 3)
+    freeze_parts(network, "nothing")
+    assert count_frozen(network)["frozen"] == 25_599_489
+
+
+@pytest.mark.parametrize(
+    ("size", "held_out"),
+    [(8_144, 814), (3_760, 376), (60_000, 5_000), (73_257, 5_000), (1_281_167, 5_000)],
+)
+def test_the_validation_rule(size, held_out):
+    rest, validation = held_out_of(size)
+    assert (len(rest), len(validation)) == (size - held_out, held_out)
+    assert len({*rest.tolist(), *validation.tolist()}) == size
+
+
+def test_it_is_the_published_split_of_mnist():
+    assert held_out_of(60_000)[0][0] == 36_044  # the protocol's own sanity check
+
+
+@pytest.mark.parametrize(
+    ("name", "templates", "epochs", "first"),
+    [
+        ("cars", 8, 70, "a photo of a Audi A5 Coupe 2012."),
+        ("dtd", 8, 100, "a photo of a polka dotted texture."),
+        ("eurosat", 3, 40, "a centered satellite photo of lake or sea."),
+        ("gtsrb", 3, 40, 'a zoomed in photo of a "stop" traffic sign.'),
+        ("mnist", 1, 30, 'a photo of the number: "7".'),
+        ("resisc45", 18, 40, "satellite imagery of dense residential."),
+        ("sun397", 2, 40, "a photo of a bamboo forest."),
+        ("svhn", 1, 30, 'a photo of the number: "7".'),
+        ("imagenet", 80, None, "a bad photo of a great white shark."),
+    ],
+)
+def test_prompts_are_the_protocols(name, templates, epochs, first):
+    spelt = {
+        "cars": "Audi_A5_Coupe_2012",
+        "dtd": "polka_dotted",
+        "eurosat": "SeaLake",
+        "gtsrb": "00014",
+        "resisc45": "dense_residential",
+        "sun397": "b_bamboo_forest",
+        "imagenet": "great white shark, white shark, man-eater",
+    }
+    (sentences,) = prompts_of(name).words([spelt.get(name, "7")])
+    assert len(sentences) == len(set(sentences)) == templates
+    assert sentences[0] == first
+    assert prompts_of(name).epochs == epochs
+
+
+def test_imagenets_thousand_names():
+    words = prompts_of("imagenet").words([f"n{k:08}" for k in range(1000)])
+    assert len(words) == 1000
+    assert words[0][0] == "a bad photo of a tench."
+    assert words[999][0] == "a bad photo of a toilet paper."
+
+
+def test_every_sign_is_another():
+    assert len(set(SIGNS)) == 43
+    assert {"mnist", "svhn", "imagenet"} <= {*prompts}
+
+
+def test_openai_weights_switch_quickgelu_on_and_say_so():
+    source = ClipSource("ViT-B-32", "openai")
+    assert source.quick_gelu
+    assert source.notes == ["ViT-B-32: switched to QuickGELU, which the openai weights need"]
+    same = ClipSource("ViT-B-32-quickgelu", "openai")
+    assert same.quick_gelu
+    assert not same.notes
+    assert not ClipSource("ViT-B-32", "laion2b_s34b_b79k").quick_gelu
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("clip_vit_b32", 30),
+        ("clip_pool2", 16),
+        ("clip_pool3", 8),
+        ("clip_pool4", 6),
+        ("clip_pool5", 64),
+        ("clip_pool6", 32),
+        ("clip_pool7", 8),
+    ],
+)
+def test_the_pools_of_table_d3(name, members):
+    recipe = load_recipe(name)
+    pool = recipe.pool.members()
+    assert len(pool) == len(set(pool)) == members
+    assert {(m.batch, m.optimizer, m.schedule, m.warmup, m.clip) for m in pool} == {
+        (128, "adamw", "cosine", 500, 1.0)
+    }
+    assert {m.epochs for m in pool} == {70}
+    assert recipe.search.grid() == tuple(round(k / 20, 10) for k in range(21))
+
+
+def test_epochs_follow_the_data_set_unless_given():
+    assert load_recipe("clip_vit_l14", ["data.name=dtd"]).pool.members()[0].epochs == 100
+    given = ["data.name=svhn", "pool.settings.epochs=2"]
+    assert load_recipe("clip_vit_l14", given).pool.members()[0].epochs == 2

@@ -1,0 +1,271 @@
+"""The CLIP scenario through the command line: to the end, killed and resumed, and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import negmerge as nm
+from clips import CLASSES, make_clip, make_sets
+from negmerge.cli import main
+from negmerge.clip_scenario import ClipScenario
+from negmerge.executors import InProcess
+from negmerge.models.weights import load_tensors
+from negmerge.pipeline import Pipeline
+from negmerge.progress import Quiet
+from negmerge.recipe import load_recipe
+from negmerge.rundir import Run
+
+TINY = """
+title: A tiny CLIP
+data: {name: mnist, root: data, limit: {test: 50}}
+model: {name: clip}
+clip: {control: {name: cifar10, root: data}}
+pool:
+  settings:
+    {epochs: 2, batch: 16, lr: 1.0e-3, optimizer: adamw, weight_decay: 0.1, schedule: cosine,
+     warmup: 500, clip: 1.0}
+  grid: {augment.randaugment.n: [1, 2], augment.randaugment.m: [2, 8]}
+methods:
+  - consensus
+  - uniform
+  - {name: consensus, subset: {count: 2, seed: 1}}
+  - {name: uniform, add: 1.0}
+  - greedy
+  - {name: greedy, add: 1.0}
+  - single_best
+search: {count: 6, limit: 2.0}
+save_every: 0.1
+"""
+MEMBERS, GRID = 4, 6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("clip")
+    make_sets(folder / "data")
+    make_clip(folder / "clip", folder / "data", folder / "cache")
+    (folder / "tiny.yaml").write_text(TINY)
+    return folder
+
+
+def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+    known = os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "negmerge.cli", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=place, env=known, text=True, stdout=pipe, stderr=pipe)
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    """One whole run, which the tests only look at."""
+    process = start(place, "unlearn", "tiny.yaml", "--out", "whole")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "A tiny CLIP" in out
+    assert "warn" not in err
+    return place / "whole"
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch) -> Iterator[Path]:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a worker process has it
+    yield place
+    torch.set_num_threads(threads)
+
+
+def scores_of(run: Path) -> dict:
+    return json.loads((run / "scores.json").read_text())
+
+
+def test_scores_have_every_key_and_null_for_what_is_not_measured(finished: Path):
+    scores = scores_of(finished)
+    assert scores["retrain"] is None
+    assert scores["warnings"] == [w for w in scores["warnings"] if "retrain" not in w]
+    for row in (scores["original"], *scores["methods"]):
+        assert row["acc_test"] is row["mia"] is None
+        assert row["samples"] == {"retain": 60, "forget": 50}
+        for metric in ("acc_retain", "acc_forget"):
+            low, high = row["intervals"][metric]
+            assert 0 <= low <= row[metric] <= high <= 100
+    assert scores["original"]["acc_forget"] > 100 / len(CLASSES["mnist"]) + 20, "it must know"
+    rows = {row["method"]: row for row in scores["methods"]}
+    assert list(rows) == [
+        "consensus", "uniform", "consensus-2-1", "uniform-added", "greedy", "greedy-added",
+        "single_best",
+    ]  # fmt: skip
+    for row in rows.values():
+        assert row["avg_gap"] is row["cost_ratio"] is None
+        assert row["scale"] >= 0
+    assert rows["consensus"]["acc_forget"] < scores["original"]["acc_forget"]
+    assert rows["uniform-added"]["acc_forget"] > scores["original"]["acc_forget"]
+    assert rows["uniform-added"]["direction"] == "add"
+    assert [rows[name]["members"] for name in rows][:4] == [4, 4, 2, 4]
+    half = rows["consensus-2-1"]["samples_processed"]
+    assert rows["consensus"]["samples_processed"] == 2 * half
+
+
+def test_the_cost_is_counted_in_evaluations(finished: Path):
+    rows = {row["method"]: row for row in scores_of(finished)["methods"]}
+
+    def walked(title: str) -> int:
+        with (finished / f"sweeps/{title}.csv").open() as file:
+            return len(list(csv.DictReader(file)))
+
+    assert rows["consensus"]["evaluations"] == walked("consensus") >= GRID
+    ids = [p.name for p in (finished / "pool").iterdir()]
+    alone = sum(walked(f"member-{name}") for name in ids)
+    assert rows["single_best"]["evaluations"] == alone >= MEMBERS * GRID
+    assert rows["greedy"]["evaluations"] == 2 * MEMBERS - 1 + walked("greedy")
+    assert rows["uniform-added"]["evaluations"] == 0
+    assert rows["greedy-added"]["evaluations"] == 2 * MEMBERS - 1
+
+
+def test_what_is_frozen_keeps_its_bits_and_is_counted(finished: Path):
+    base, _ = load_tensors(finished / "base.safetensors")
+    assert not any(name.startswith("transformer.") for name in base)
+    frozen = [name for name in base if not name.startswith("visual.") or ".attn." in name]
+    for path in finished.glob("pool/*/*.safetensors"):
+        member, _ = load_tensors(path)
+        assert member.keys() == base.keys()
+        for name, tensor in member.items():
+            assert torch.equal(tensor, base[name]) == (name in frozen), name
+    about = scores_of(finished)["splits"]["model"]
+    count = sum(base[name].numel() for name in frozen)
+    assert (about["frozen"], about["elements"]) == (count, sum(t.numel() for t in base.values()))
+    assert about["frozen_parts"] == ["heads", "text", "attention projections"]
+    rows = {row["method"]: row for row in scores_of(finished)["methods"]}
+    floor = 100 * count / about["elements"]
+    assert rows["uniform"]["sparsity"] == pytest.approx(floor, abs=0.01)
+    assert rows["consensus"]["sparsity"] > rows["consensus-2-1"]["sparsity"] > floor
+    assert set(rows["consensus"]["anatomy"]) == {"early", "middle", "late", "stem", "mlp"}
+
+
+def test_lambda_keeps_95_percent_of_the_control_on_validation(finished: Path):
+    scores = scores_of(finished)
+    assert scores["splits"]["chosen_on"] == {"retain": 12, "forget": 12}  # a tenth of training
+    with (finished / "sweeps/uniform.csv").open() as file:
+        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    kept = [r for r in rows if r["acc_retain"] >= 0.95 * rows[0]["acc_retain"]]
+    best = min(kept, key=lambda r: (r["acc_forget"], r["scale"]))
+    assert scores["methods"][1]["scale"] == best["scale"]
+
+
+def test_the_unlearned_model_is_base_minus_lambda_tau(finished: Path, tmp_path: Path):
+    tau = nm.TaskVector.load(finished / "patches/consensus.safetensors")
+    scale = scores_of(finished)["methods"][0]["scale"]
+    nm.apply(finished / "base.safetensors", -scale * tau, tmp_path / "again.safetensors")
+    again = (tmp_path / "again.safetensors").read_bytes()
+    assert again == (finished / "unlearned/model.safetensors").read_bytes()
+
+
+def test_killed_and_resumed_gives_the_same_hashes(finished: Path, place: Path):
+    run = place / "killed"
+    process = start(place, "unlearn", "tiny.yaml", "--out", "killed")
+    while process.poll() is None and not list(run.glob("pool/*/*.safetensors")):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = {p: p.stat().st_mtime_ns for p in run.glob("pool/*/*.safetensors")}
+    process = start(place, "unlearn", "tiny.yaml", "--out", "killed")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert kept == {p: p.stat().st_mtime_ns for p in kept}
+    ours, whole = (json.loads((r / "manifest.json").read_text()) for r in (run, finished))
+    assert ours["result"] == whole["result"]
+
+
+def run_here(out: Path, *changes: str) -> dict:
+    """A run in this process."""
+    recipe = load_recipe("tiny.yaml", changes)
+    problem, folder = ClipScenario(recipe), Run(out)
+    with folder.working():
+        Pipeline(recipe, folder, problem, InProcess(problem), Quiet()).run()
+    return folder.scores
+
+
+def test_linearised(here: Path, finished: Path, tmp_path: Path):
+    methods = "methods=[consensus, single_best, greedy]"
+    scores = run_here(tmp_path / "linear", "clip.linear=true", methods)
+    rows = {row["method"]: row for row in scores["methods"]}
+    assert rows["consensus"]["evaluations"] == 1
+    assert rows["single_best"]["evaluations"] == MEMBERS
+    assert rows["consensus"]["acc_forget"] < scores["original"]["acc_forget"]
+    theirs = scores_of(finished)["original"]
+    for metric in ("acc_retain", "acc_forget"):  # at θ₀ the tangent space is the model
+        assert scores["original"][metric] == theirs[metric]
+    plain = nm.TaskVector.load(finished / "patches/consensus.safetensors")
+    linear = nm.TaskVector.load(tmp_path / "linear/patches/consensus.safetensors")
+    assert plain.keys() == linear.keys()
+    assert plain.elements == linear.elements
+
+
+def test_halving_and_a_pool_drawn_from_the_grid(here: Path, tmp_path: Path):
+    changes = ["search={strategy: bracket, stop: 2.0, count: 21}", "pool.subset={count: 2}"]
+    scores = run_here(tmp_path / "few", *changes, "methods=[consensus]", "clip.freeze=nothing")
+    (row,) = scores["methods"]
+    assert row["members"] == 2
+    assert row["evaluations"] in range(2, 13) or row["evaluations"] == 21
+    assert scores["splits"]["model"]["frozen_parts"] == ["heads", "text"]
+    base, _ = load_tensors(tmp_path / "few/base.safetensors")
+    (member, *_) = (tmp_path / "few").glob("pool/*/*.safetensors")
+    name = "visual.transformer.resblocks.0.attn.in_proj_weight"
+    assert not torch.equal(load_tensors(member)[0][name], base[name])
+
+
+def test_a_new_control_set_keeps_the_pool(here: Path, tmp_path: Path):
+    few = ["methods=[consensus]", "pool.subset={count: 1}"]
+    run_here(tmp_path / "run", *few)
+    members = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("pool/*/*.safetensors")}
+    scores = run_here(tmp_path / "run", *few, "clip.control.limit={test: 20}")
+    assert scores["original"]["samples"]["retain"] == 20
+    assert members == {p: p.stat().st_mtime_ns for p in members}
+    assert len(list((tmp_path / "run").glob("pool/*/*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.name=ViT-B-33", "did you mean ViT-B-32"),
+        ("model.name=ViT-B-32", "clip.pretrained: not given; ViT-B-32 has the tags openai"),
+        ("clip.pretrained=openai", "has its own weights"),
+        ("clip.control.name=cifar11", "unknown data set"),
+        ("clip.control.limit={train: 5}", "nothing is trained on the control set"),
+        ("data.size=32", "a CLIP says itself what it is shown"),
+        ("split.validation=0.1", "split: a CLIP is given"),
+        ("train.epochs=3", "train: a CLIP is given"),
+        ("retrain={}", "retrain: a CLIP is given"),
+        ("model.weights=x.safetensors", "clip.pretrained names the weights"),
+        ("search.criterion=match_holdout", "wanted keep_retain"),
+        ("methods=[finetune]", "rivals are for classifiers"),
+        ("methods=[{name: greedy, options: {order: best}}]", "wanted paper or soup"),
+        ("methods=[{name: greedy, options: {scale: a}}]", "wanted a number"),
+        ("methods=[{name: greedy, options: {speed: 1}}]", "it takes order, scale"),
+        ("methods=[{name: greedy, subset: {count: 2}}]", "subset is for merge rules"),
+        ("methods=[{name: ties, subset: {count: 9}}]", "subset.count 9: there are 4"),
+        ("clip.freeze=everything", "clip.freeze"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(here: Path, change, message, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        main(["unlearn", "tiny.yaml", "--set", change, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.deterministic as memory
+import torch.utils.deterministic
 from torch import Tensor, nn
 
 from negmerge.data.draws import seed_of
@@ -196,6 +196,7 @@ def deterministic() -> Iterator[None]:
     and torch warns instead of failing. Filling memory before it is written, which torch adds to
     find its own bugs, is left out: it costs a tenth of a step.
     """
+    memory: Any = torch.utils.deterministic  # its switch is not declared
     mode, fill = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("warn")
     memory.fill_uninitialized_memory = False

@@ -25,7 +25,7 @@ from negmerge.models.prompts import prompts_of
 from negmerge.models.weights import load_model, load_tensors, save_tensors
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Clip, Data, Recipe
-from negmerge.scenario import Part, Problem, Scenario, Use, identity
+from negmerge.scenario import Part, Scenario, Use, identity
 
 LEAST = 0.9
 """The smallest share of the area in open_clip's random resized crop."""
@@ -218,6 +218,3 @@ class ClipScenario:
             | count_frozen(self.template),
             "notes": self.source.notes,
         }
-
-
-_: type[Problem] = ClipScenario

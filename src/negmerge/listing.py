@@ -84,8 +84,11 @@ def models() -> Table:
     from negmerge.models.classifiers import models
 
     found = {name: {"summary": (models.get(name).__doc__ or "").splitlines()[0]} for name in models}
-    clip = "with a section clip: an open_clip architecture, or a folder as open_clip writes it"
-    return found | {"ViT-B-32": {"summary": f"and all others of open_clip; {clip}"}}
+    clips = {
+        "desk_clip": "The small CLIP of this package, for desks without a GPU (section clip).",
+        "ViT-B-32": "A CLIP, as are all architectures of open_clip and folders (section clip).",
+    }
+    return found | {name: {"summary": summary} for name, summary in clips.items()}
 
 
 def recipes() -> Table:

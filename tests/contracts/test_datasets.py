@@ -12,8 +12,10 @@ from datasets import ClassLabel, Dataset, Features, Value
 from datasets import Image as ImageFeature
 from PIL import Image
 
-from negmerge.data.datasets import datasets, load
+from negmerge.data.datasets import datasets, load, resolve
 from negmerge.data.places import ASSETS, Hub, find
+from negmerge.data.splits import held_out_of
+from negmerge.models.prompts import prompts_of
 
 # What the Hub's sets have besides the two columns and the two splits that are read.
 ALSO_COLUMNS = {"cifar100": ["coarse_label"]}
@@ -40,7 +42,7 @@ def png(pixels: np.ndarray) -> dict[str, object]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-def mirror(folder: Path, source, also_columns=(), also_splits=()) -> None:
+def mirror(folder: Path, source, also_columns=(), also_splits=(), count: int = 3) -> None:
     """A tiny set laid out as the Hub lays out this one."""
     inner = folder / (source.config or "data")
     inner.mkdir(parents=True)
@@ -49,7 +51,7 @@ def mirror(folder: Path, source, also_columns=(), also_splits=()) -> None:
         {source.image: ImageFeature(), **{name: ClassLabel(names=CLASSES) for name in labels}}
     )
     for seed, split in enumerate([source.train, source.test, *also_splits]):
-        cells = [png(one) for one in pictures(3 + seed, source.channels, seed)]
+        cells = [png(one) for one in pictures(count + seed, source.channels, seed)]
         rows = {source.image: cells}
         rows |= {name: [k % 3 for k in range(len(cells))] for name in labels}
         if source.id:
@@ -93,8 +95,25 @@ def test_every_entry_loads_from_a_mirror_laid_out_as_on_the_hub(name, tmp_path):
         assert len(images) == 3 + seed
 
 
-def test_the_clip_scenario_is_complete():
-    assert {"cars", "dtd", "eurosat", "gtsrb", "mnist", "resisc45", "sun397", "svhn"} <= {*datasets}
+CLIP_SETS = ["cars", "dtd", "eurosat", "gtsrb", "mnist", "resisc45", "sun397", "svhn", "imagenet"]
+
+
+@pytest.mark.parametrize("name", CLIP_SETS)
+def test_the_sets_of_the_clip_scenario_as_a_clip_is_shown_them(name, tmp_path):
+    """In colour, at the model's size; of a control set only the validation images are decoded."""
+    mirror(tmp_path / name, datasets.get(name), (), ALSO_SPLITS.get(name, ()), count=32)
+    source = resolve(name, size=16, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
+    options = {"root": tmp_path, "cache": tmp_path / "cache"}
+    whole = load(source, "train", **options)
+    part = load(source, "train", part="held_out", **options)
+    held_out = np.sort(held_out_of(32)[1])
+    assert len(held_out) == 3
+    assert whole.pixels.shape == (32, 16, 16, 3)
+    np.testing.assert_array_equal(part.pixels, whole.pixels[held_out])
+    np.testing.assert_array_equal(part.labels, whole.labels[held_out])
+    assert part.classes == whole.classes
+    words = prompts_of(name).words(whole.classes)
+    assert [CLASSES[k] in own[0] for k, own in enumerate(words)] == [True] * 3
 
 
 @pytest.mark.parametrize("name", [name for name in datasets if datasets.get(name).hub])

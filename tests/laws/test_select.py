@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from negmerge.criteria import choose, criteria
 from negmerge.errors import NegMergeError
+from negmerge.listing import selectors
 from negmerge.merge.select import Greedy, single_best
 from negmerge.search import bracket
 
@@ -42,6 +43,10 @@ def test_single_best_is_the_first_minimum(alone):
 def test_greedy_refuses(wrong):
     with pytest.raises(NegMergeError, match=r"greedy: .*wanted"):
         Greedy(**wrong)
+
+
+def test_selectors_are_listed():
+    assert list(selectors()) == ["single_best", "greedy"]
 
 
 def searched(rows: list[dict[str, float]]) -> tuple[float, int]:

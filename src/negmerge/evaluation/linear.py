@@ -30,18 +30,21 @@ class LinearRay:
         """What the model at one λ says about every set."""
         found: dict[str, Predictions] = {}
         for name, feed in feeds.items():
-            if name not in self.parts:
-                self.parts[name] = self._pass(feed)
+            if name in self.parts:
+                advance(len(feed))
+            else:
+                self.parts[name] = self._pass(feed, advance)
             said: list[Predictions] = []
             for at_start, slope, targets in self.parts[name]:
                 with torch.inference_mode():
                     logits = self.model.classify(at_start + scale * slope, name)
                 said.append(judge(logits, targets))
-                advance(len(targets))
             found[name] = joined(said)
         return found
 
-    def _pass(self, feed: Feed) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _pass(
+        self, feed: Feed, advance: Callable[[int], None]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
         device = self.model.mean.device
         training = self.model.training
         self.model.eval()
@@ -51,6 +54,7 @@ class LinearRay:
                 for picked in batches(len(feed)):
                     inputs, targets = feed.test_batch(picked)
                     parts.append((*self.model.parts(inputs.to(device)), targets))
+                    advance(len(picked))
         finally:
             self.model.train(training)
         return parts

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from negmerge.recipe import Pool as Pool
     from negmerge.recipe import Recipe as Recipe
     from negmerge.recipe import Search as Search
+    from negmerge.report.page import report as report
     from negmerge.task_vector import TaskVector as TaskVector
     from negmerge.unlearning import unlearn as unlearn
 
@@ -32,6 +33,7 @@ _HOME = {
     "TaskVector": "negmerge.task_vector",
     "apply": "negmerge.patching",
     "merge": "negmerge.merge.engine",
+    "report": "negmerge.report.page",
     "run": "negmerge.pipeline",
     "unlearn": "negmerge.unlearning",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "TaskVector",
     "apply",
     "merge",
+    "report",
     "run",
     "unlearn",
 ]

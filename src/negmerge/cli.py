@@ -53,13 +53,73 @@ def unlearn(
 
     with make_progress("json" if json_ else "auto") as progress:
         done = run(recipe, out, set_ or [], progress)
+        if not done.page.exists():
+            from negmerge.report.page import report
+
+            report(done, progress)
     if json_:
-        print(json.dumps({"event": "result", "run": str(done.folder), "scores": done.scores}))
+        result = {"run": str(done.folder), "page": str(done.page), "scores": done.scores}
+        print(json.dumps({"event": "result"} | result))
         return
     from negmerge.report.tables import scores_table
 
     show(scores_table(done.scores))
     print(printable(f"run: {done.folder}   unlearned model: {done.unlearned}"))
+    print(printable(f"page: {done.page}"))
+
+
+@app.command
+def report(run: Path, /) -> None:
+    """Build the page of a run again, finished or not.
+
+    Parameters
+    ----------
+    run
+        A run directory.
+    """
+    from negmerge.rundir import need_run
+
+    found = need_run(run)  # before what takes seconds to import
+    from negmerge.report.page import report as build
+
+    with make_progress() as progress:
+        print(printable(f"page: {build(found, progress)}"))
+
+
+@app.command
+def reproduce(
+    table: str,
+    /,
+    *,
+    scale: Literal["desk", "paper"] = "desk",
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    yes: Annotated[bool, Flag] = False,
+) -> None:
+    """Make a table of the paper, measured beside published; run again, it goes on.
+
+    Parameters
+    ----------
+    table
+        Its name, such as T2 (`negmerge list tables`).
+    scale
+        The paper's settings, data and backbones, which need a GPU, or smaller ones for a desk.
+    out
+        Where the runs and the table go; runs/TABLE-SCALE if not given.
+    yes
+        Begin at the paper's scale; without it only the needs are said.
+    """
+    from negmerge.reproduction.reproduce import needs, rendered
+    from negmerge.reproduction.reproduce import reproduce as make
+
+    if scale == "paper":
+        print(printable(needs(table, scale)))
+        if not yes:
+            print("Nothing was begun; --yes begins.")
+            return
+    with make_progress() as progress:
+        made = make(table, scale, out, progress=progress)
+    show(rendered(made))
+    print(printable(f"table: {made.folder / table}.md, .csv, .tex"))
 
 
 @app.command
@@ -252,9 +312,10 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
     json_
         Print JSON instead of tables.
     """
+    from negmerge.rundir import Run, is_run
+
     if is_run(file):
         from negmerge.report.runs import describe_run
-        from negmerge.rundir import Run
 
         found = describe_run(Run(file))
         if json_:
@@ -276,7 +337,9 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
 
 @app.command(name="list")
 def list_(
-    what: Literal["rules", "selectors", "rivals", "criteria", "datasets", "models", "recipes"],
+    what: Literal[
+        "rules", "selectors", "rivals", "criteria", "datasets", "models", "recipes", "tables"
+    ],
     /,
     *,
     json_: Json = False,
@@ -389,18 +452,6 @@ def human(count: Any) -> str:
     units = ["bytes", "kB", "MB", "GB", "TB"]
     power = min(len(str(int(count))) - 1, 14) // 3
     return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
-
-
-def is_run(path: Path) -> bool:
-    """Whether a path is a run directory, finished or not; no path is too strange to ask.
-
-    >>> is_run(Path("x" * 5000))
-    False
-    """
-    try:
-        return (path / "recipe.yaml").is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def signed_scale(negate: float | None, add: float | None) -> float:

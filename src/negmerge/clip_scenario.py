@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,11 @@ class ClipScenario:
             "retain": ImageFeed(self.control[1], self.parts["retain"]),
             "forget": ImageFeed(self.forget[1], self.parts["forget"]),
         }
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """What the labels of the forget set mean."""
+        return self.forget[0].classes
 
     # -------------------------------------------------------------------------------------- network
 

@@ -111,7 +111,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         facts.add_row(f"[bold]{label}[/]", value)
     shown_tables: list[RenderableType] = [facts]
     for group in ("depth", "component"):
-        rows = sorted(found[group].items(), key=lambda kv: _natural(kv[0]))
+        rows = sorted(found[group].items(), key=lambda kv: natural(kv[0]))
         table = Table(group, "tensors", "elements", "not zero", "zero %", "tensor mean %")
         for column in table.columns[1:]:
             column.justify = "right"
@@ -140,7 +140,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
     return shown_tables
 
 
-def _natural(name: str) -> tuple[bool, int, str]:
+def natural(name: str) -> tuple[bool, int, str]:
     """Numbers by value, before words."""
     return (False, int(name), "") if name.isdigit() else (True, 0, name)
 

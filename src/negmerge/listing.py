@@ -107,6 +107,23 @@ def recipes() -> Table:
     return found
 
 
+def tables() -> Table:
+    """Tables of the paper that can be made, and what each needs."""
+    from negmerge.reproduction.experiments import experiments, published
+
+    return {
+        name: {
+            "summary": published()[name]["caption"],
+            "paper_recipes": ", ".join(part.recipe for part in entry.paper),
+            "desk_recipes": ", ".join(part.recipe for part in entry.desk),
+            "data": ", ".join(sorted({part.load().data.name for part in entry.paper})),
+            "trials": entry.seeds,
+            "on_a_desk": entry.stands_in,
+        }
+        for name, entry in experiments().items()
+    }
+
+
 KINDS: dict[str, Callable[[], Table]] = {
     "rules": rules,
     "selectors": selectors,
@@ -115,4 +132,5 @@ KINDS: dict[str, Callable[[], Table]] = {
     "datasets": datasets,
     "models": models,
     "recipes": recipes,
+    "tables": tables,
 }

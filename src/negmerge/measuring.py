@@ -15,6 +15,7 @@ from torch import nn
 from negmerge.criteria import Row, criteria
 from negmerge.data.feeds import Feed, Remembered
 from negmerge.errors import ValueRangeError
+from negmerge.evaluation.histograms import attack_bins
 from negmerge.evaluation.predictions import predict, predict_all
 from negmerge.evaluation.scores import cross_entropy, score
 from negmerge.executors import Advance
@@ -53,10 +54,7 @@ class Sweep:
 def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> tuple[float, int]:
     """Run a sweep and write its rows; the seconds and the evaluations it took."""
     begun = time.perf_counter()
-    if job.member is None:
-        tau = TaskVector.load(job.vector)
-    else:
-        tau = merge(job.base, [job.vector], "uniform", buffers=job.member)
+    tau = vector_of(job.base, job.vector, job.member)
     model = problem.network(job.base)
     feeds = problem.scoring_feeds("choose")
     ray = search_scale(
@@ -73,18 +71,29 @@ def run_sweep(problem: Problem, job: Sweep, advance: Advance) -> tuple[float, in
     return time.perf_counter() - begun, ray.evaluations
 
 
+def vector_of(base: Path, vector: Path, member: Literal["keep", "merge"] | None) -> TaskVector:
+    """τ of a patch, or of a member alone if `member` says what becomes of its buffers."""
+    if member is None:
+        return TaskVector.load(vector)
+    return merge(base, [vector], "uniform", buffers=member)
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """A model to score: a file, less λ times a patch; kept at `out` until the run is finished."""
+    """A model to score: a file, less λ times a patch; kept at `out` until the run is finished.
+
+    member: as in a sweep, if the patch is a pool member.
+    """
 
     model: Path
     out: Path
     patch: Path | None = None
     scale: float = 0.0
+    member: Literal["keep", "merge"] | None = None
 
 
 def run_evaluation(problem: Problem, job: Evaluation, advance: Advance) -> dict[str, Any]:
-    """Score a model on the reported data."""
+    """Score a model on the reported data; `bins` has the histograms that its page shows."""
     feeds = problem.scoring_feeds("report")
     if job.out.exists():
         advance(sum(len(feed) for feed in feeds.values()))
@@ -92,8 +101,10 @@ def run_evaluation(problem: Problem, job: Evaluation, advance: Advance) -> dict[
     model = problem.network(job.model)
     with ExitStack() as stack:
         if job.patch is not None:
-            stack.enter_context(TaskVector.load(job.patch).applied(model, -job.scale))
-        scores = score(predict_all(model, feeds, advance))
+            tau = vector_of(job.model, job.patch, job.member)
+            stack.enter_context(tau.applied(model, -job.scale))
+        found = predict_all(model, feeds, advance)
+    scores = score(found) | {"bins": attack_bins(found)}
     write_file(job.out, json.dumps(scores).encode())
     return scores
 

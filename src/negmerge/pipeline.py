@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from negmerge.criteria import Choice, choose
 from negmerge.errors import MismatchError, OptionError
 from negmerge.executors import LocalProcesses, thread_split
 from negmerge.files import file_digest, sync, write_file
+from negmerge.illustrating import add_members, illustrate, scored_alone
 from negmerge.measuring import Sweep, run_measurement
 from negmerge.merge.accumulator import Accumulator
 from negmerge.merge.engine import merge
@@ -95,6 +97,8 @@ class Pipeline(Workshop):
         self.write_unlearned(found, contenders)
         write_json(self.folder.folder / "scores.json", scores)
         artefacts = outcome.artefacts(self.folder, self.recipe)
+        if self.illustrated:
+            artefacts += illustrate(self, outcome)
         self.folder.seal(problem_of(self.recipe, self.problem), artefacts)
         return self.folder
 
@@ -114,6 +118,7 @@ class Pipeline(Workshop):
         if about["looked"] and not self.criterion.looks:
             self.warnings.append("a set has one sample: λ is chosen on what is reported")
         self.folder.manifest.unlink(missing_ok=True)
+        shutil.rmtree(self.folder.page.parent, ignore_errors=True)
         write_file(self.folder.recipe, self.recipe.dump().encode())
 
     def plan_originals(self) -> tuple[Job, Job | None]:
@@ -152,7 +157,8 @@ class Pipeline(Workshop):
         """The reference's scores, which `oracle` needs before λ is chosen."""
         if retrained is None:
             return None
-        return self.evaluate("the retrained model", [self.evaluation(retrained.out)])[0]
+        found = self.evaluate("the retrained model", [self.evaluation(retrained.out)])[0]
+        return {name: value for name, value in found.items() if name != "bins"}
 
     # -------------------------------------------------------------------------------- pool, patches
 
@@ -236,9 +242,14 @@ class Pipeline(Workshop):
                 found[method.title] = self.single_added(method, method.add, pool)
         merged = {title: make(title, one.patch) for title, one in found.items() if not one.added}
         searched = [m for m in self.merging if m.name == "single_best" and m.add is None]
-        buffers = self.recipe.buffers
-        alone = [make(f"member-{j.id}", j.out, buffers) for j in pool] if searched else []
+        alone: list[Sweep] = []
+        if searched or (self.illustrated and self.recipe.pool.keep):
+            search, buffers = self.recipe.search, self.recipe.buffers
+            search = search if searched else search.coarse()  # for the page only
+            alone = [make(f"member-{j.id}", j.out, buffers, search) for j in pool]
         self.sweep_all([*merged.values(), *alone])
+        choices = [choose(read_rows(s.out), self.criterion, reference) for s in alone]
+        self.alone = list(zip(alone, choices, strict=True))
         for title in merged:
             one = found[title]
             one.choice = choose(read_rows(merged[title].out), self.criterion, reference)
@@ -246,7 +257,7 @@ class Pipeline(Workshop):
             one.seconds += self.seconds_of(f"sweeps/{title}")
             one.sweeps = [title]
         for method in searched:
-            found[method.title] = self.single_best(method.title, pool, alone, reference)
+            found[method.title] = self.single_best(method.title, pool)
         for title, one in found.items():
             self.warn_of(title, one)
         return {method.title: found[method.title] for method in self.merging}
@@ -263,23 +274,21 @@ class Pipeline(Workshop):
                 "one may be: raise search.stop or search.limit"
             )
 
-    def single_best(
-        self, title: str, pool: list[Job], sweeps: list[Sweep], reference: Reference
-    ) -> Found:
+    def single_best(self, title: str, pool: list[Job]) -> Found:
         """The member that does best with its own λ: n × m evaluations."""
-        choices = [choose(read_rows(s.out), self.criterion, reference) for s in sweeps]
-        best = single_best([choice.loss for choice in choices])
+        best = single_best([choice.loss for _, choice in self.alone])
         base, member, buffers = self.folder.base, pool[best], self.recipe.buffers
         patch = self.make_patch(
             title,
             identity("single best", member.id, buffers),
             lambda out: merge(base, [member.out], "uniform", out=out, buffers=buffers),
         )
-        units = [f"sweeps/{s.title}" for s in sweeps]
+        titles = [sweep.title for sweep, _ in self.alone]
+        units = [f"sweeps/{one}" for one in titles]
         evaluations, seconds = sum(map(self.evaluations_of, units)), self.seconds_of(*units)
         detail = {"member": member.id, "settings": member.settings.model_dump(mode="json")}
-        titles = [s.title for s in sweeps]
-        return Found(choices[best], patch, evaluations, seconds, pool, titles, detail=detail)
+        choice = self.alone[best][1]
+        return Found(choice, patch, evaluations, seconds, pool, titles, detail=detail)
 
     def greedy(self, method: Method, pool: list[Job]) -> Found:
         """Members join the mean while a loss falls; λ comes later.
@@ -363,8 +372,14 @@ class Pipeline(Workshop):
             wanted.append(self.evaluation(outcome.retrained.out))
         wanted += [self.evaluation(base, f.patch, f.scale) for f in outcome.found.values()]
         wanted += [self.evaluation(one.job.out) for one in outcome.contenders.values()]
-        measured = self.evaluate("every method", wanted)
-        return outcome.scores(self.recipe, self.problem, self.criterion, measured, self.warnings)
+        members = scored_alone(self) if self.illustrated else []
+        measured = self.evaluate("every method", [*wanted, *members])
+        self.bins = [row.pop("bins") for row in measured[: len(wanted)]]
+        scores = outcome.scores(
+            self.recipe, self.problem, self.criterion, measured[: len(wanted)], self.warnings
+        )
+        add_members(scores, [choice for _, choice in self.alone], measured[len(wanted) :])
+        return scores
 
     def write_unlearned(self, found: dict[str, Found], contenders: dict[str, Contender]) -> None:
         """θ_ori − λτ of the first method, or what a rival made of θ_ori, as a model file."""

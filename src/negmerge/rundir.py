@@ -33,6 +33,9 @@ class Run:
         self.retrain = self.folder / "retrain.safetensors"
         self.accumulator = self.folder / "pool" / "accumulator.safetensors"
         self.unlearned = self.folder / "unlearned" / "model.safetensors"
+        self.page = self.folder / "report" / "index.html"
+        self.data = self.folder / "report" / "data"
+        self.tables = self.folder / "report" / "tables"
         self.states = self.folder / ".state"
         self.manifest = self.folder / "manifest.json"
 
@@ -119,13 +122,7 @@ class Run:
         for path in (*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")):
             if path not in artefacts:
                 path.unlink()
-        files = {
-            path.relative_to(self.folder).as_posix(): {
-                "bytes": path.stat().st_size,
-                "sha256": file_digest(path),
-            }
-            for path in sorted(artefacts)
-        }
+        files = self._entries(artefacts)
         manifest = {
             "format": FORMAT,
             "problem": problem,
@@ -136,6 +133,24 @@ class Run:
         write_json(self.manifest, manifest)
         self.clear()
 
+    def enlist(self, paths: Collection[Path]) -> None:
+        """Put the page's files into the manifest; the hash of the result stays as it is."""
+        manifest = self.sealed()
+        made = ("report/index.html", "report/tables/")
+        others = {k: v for k, v in manifest["files"].items() if not k.startswith(made)}
+        files = others | self._entries(paths)
+        manifest["files"] = dict(sorted(files.items()))
+        write_json(self.manifest, manifest)
+
+    def _entries(self, paths: Collection[Path]) -> dict[str, dict[str, Any]]:
+        return {
+            path.relative_to(self.folder).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": file_digest(path),
+            }
+            for path in sorted(paths)
+        }
+
     def clear(self) -> None:
         """Remove the state of work in progress."""
         shutil.rmtree(self.states, ignore_errors=True)
@@ -144,18 +159,25 @@ class Run:
         """One hash of all that a repeated run gives again: everything but how long it took."""
         digest = hashlib.sha256()
         for name, entry in sorted(files.items()):
-            if name.endswith((".safetensors", ".csv", ".yaml")):
+            if name.endswith((".safetensors", ".csv", ".yaml")) and not name.startswith("report/"):
                 digest.update(f"{name} {entry['sha256']}\n".encode())
         scores = json.dumps(without_seconds(read_json(self.folder / "scores.json")), sort_keys=True)
         digest.update(scores.encode())
         return digest.hexdigest()
 
+    def sealed(self) -> dict[str, Any]:
+        """The manifest."""
+        manifest = read_json(self.manifest)
+        fields = [manifest.get(name) for name in ("files", "versions")]
+        whole = all(isinstance(f, dict) for f in fields) and "result" in manifest
+        if manifest.get("format") != FORMAT or not whole:
+            raise FileError(f"{self.manifest}: is not the manifest of a run")
+        return manifest
+
     def verify(self) -> int:
         """Recompute every hash of the manifest; the number of files, or the first that differs."""
-        manifest = read_json(self.manifest)
-        files = manifest.get("files")
-        if manifest.get("format") != FORMAT or not isinstance(files, dict):
-            raise FileError(f"{self.manifest}: is not the manifest of a run")
+        manifest = self.sealed()
+        files = manifest["files"]
         for name, entry in files.items():
             if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
                 raise FileError(f"{self.manifest} {shown(name)}: has no sha256; it is damaged")
@@ -171,6 +193,25 @@ class Run:
         if self._result(files) != manifest.get("result"):
             raise MismatchError(f"{self.manifest}: the hash of the result does not fit the files")
         return len(files)
+
+
+def need_run(path: Path) -> Run:
+    """The run of a folder, finished or not."""
+    if not is_run(path):
+        raise FileError(f"{path}: is not a run, it has no recipe.yaml; name a run directory")
+    return Run(path)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run directory, finished or not; no path is too strange to ask.
+
+    >>> is_run(Path("x" * 5000))
+    False
+    """
+    try:
+        return (path / "recipe.yaml").is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def without_seconds(tree: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -43,6 +44,11 @@ class Problem(Protocol):
     """What training and measuring need to know of an unlearning problem."""
 
     seed: int
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """What the labels mean; empty if that is not known."""
+        ...
 
     @property
     def identity(self) -> list[Any]:
@@ -152,6 +158,11 @@ class Scenario:
                 "test": (test, parts.report_test),
             }
         return {name: ImageFeed(images, where) for name, (images, where) in found.items()}
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """What the labels mean."""
+        return self.images[0].classes
 
     # -------------------------------------------------------------------------------------- network
 

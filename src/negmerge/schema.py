@@ -221,6 +221,14 @@ class Search(Strict):
             return tuple(sorted({0.0, *self.scales}))
         return tuple(round(self.stop * i / (self.count - 1), 10) for i in range(self.count))
 
+    def coarse(self) -> Search:
+        """Every fourth λ, for what is shown and decides nothing.
+
+        >>> Search(stop=1.0, count=11).coarse().grid()
+        (0.0, 0.4, 0.8)
+        """
+        return self.model_copy(update={"scales": self.grid()[::4]})
+
     def passes(self) -> int:
         """How many λ are measured, about."""
         return min(len(self.grid()), 8) if self.strategy == "bracket" else len(self.grid())

@@ -112,7 +112,8 @@ def unlearn(
             folder.clear()
         else:
             shows = stack.enter_context(make_progress()) if progress is None else progress
-            Pipeline(recipe, folder, own, InProcess(own), shows).run()
+            shown = out is not None  # there will be no page of a folder that goes
+            Pipeline(recipe, folder, own, InProcess(own), shows, illustrated=shown).run()
         for text in folder.scores["warnings"]:
             if text != NO_REFERENCE:
                 warnings.warn(text, stacklevel=2)
@@ -185,6 +186,7 @@ class OwnModel:
                     digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         self.name = f"own-{digest.hexdigest()}"
         self.identity = self.scored_on = [self.name]
+        self.class_names = ()
 
     def _half(self, name: str, samples: int) -> Indices:
         size = len(self.splits[name])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from negmerge.criteria import criteria
+from negmerge.criteria import Choice, criteria
 from negmerge.errors import FileError, MismatchError
 from negmerge.executors import Executor, Work
 from negmerge.files import file_digest
@@ -26,14 +26,19 @@ from negmerge.merge.accumulator import Accumulator
 from negmerge.merge.select import Greedy
 from negmerge.pool import Job, run_job
 from negmerge.progress import Progress
-from negmerge.recipe import Recipe
+from negmerge.recipe import Recipe, Search
 from negmerge.rivals import rivals
 from negmerge.rundir import Run
 from negmerge.scenario import Problem, Use, identity
 
 
 class Workshop:
-    """What every stage of a run needs: where it is, what it is about, who works."""
+    """What every stage of a run needs: where it is, what it is about, who works.
+
+    illustrated: whether what only the page shows is measured too.
+    alone: every member's own sweep and λ, if they were swept.
+    bins: how the attack sees original, reference and methods, in the order of their scores.
+    """
 
     def __init__(
         self,
@@ -42,11 +47,14 @@ class Workshop:
         problem: Problem,
         executor: Executor,
         progress: Progress,
+        illustrated: bool = True,
     ) -> None:
         self.recipe, self.folder, self.progress = recipe, folder, progress
-        self.problem, self.executor = problem, executor
+        self.problem, self.executor, self.illustrated = problem, executor, illustrated
         self.criterion = criteria.get(recipe.criterion)
         self.warnings: list[str] = []
+        self.alone: list[tuple[Sweep, Choice]] = []
+        self.bins: list[list[dict[str, Any]]] = []
         self.merging = [method for method in recipe.methods if method.name not in rivals]
 
     def train_all(
@@ -83,9 +91,13 @@ class Workshop:
         title: str,
         vector: Path,
         member: Literal["keep", "merge"] | None = None,
+        search: Search | None = None,
     ) -> Sweep:
-        """A sweep with its id: whatever its rows depend on."""
-        search = self.recipe.search
+        """A sweep with its id: whatever its rows depend on.
+
+        search: the recipe's if not given.
+        """
+        search = search or self.recipe.search
         depends = [search.grid(), self.criterion.looks, search.samples, self.recipe.seed, member]
         if search.limit is not None:
             depends += [search.limit, self.criterion.name, reference]
@@ -109,7 +121,7 @@ class Workshop:
         todo = [s for s in sweeps if not self.folder.has(f"sweeps/{s.title}", s.id, s.out)]
         if todo:
             size = sum(len(feed) for feed in self.problem.scoring_feeds("choose").values())
-            total = size * self.recipe.search.passes() * len(todo)
+            total = size * sum(s.search.passes() for s in todo)
             self.progress.stage(f"searching λ in {len(todo)} sweeps", total, "samples")
             results = self.executor.map(run_sweep, todo, self.progress.advance, len(sweeps))
             for place, (seconds, evaluations) in results:
@@ -151,13 +163,18 @@ class Workshop:
         return self.folder.states / f"{identity(*what)}.json"
 
     def evaluation(
-        self, model: Path, patch: Path | None = None, scale: float = 0.0, use: Use = "report"
+        self,
+        model: Path,
+        patch: Path | None = None,
+        scale: float = 0.0,
+        use: Use = "report",
+        member: Literal["keep", "merge"] | None = None,
     ) -> Evaluation:
         """A model to score, with the place where its scores wait for the others."""
         content = [file_digest(model), patch and file_digest(patch), scale, self.criterion.looks]
-        content += [use, self.recipe.search.samples, self.recipe.seed]
+        content += [use, self.recipe.search.samples, self.recipe.seed, member]
         made_from = identity(*content, self.problem.scored_on)
-        return Evaluation(model, self.folder.states / f"{made_from}.json", patch, scale)
+        return Evaluation(model, self.folder.states / f"{made_from}.json", patch, scale, member)
 
     def evaluate(
         self,

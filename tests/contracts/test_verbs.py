@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-VERBS = ["unlearn", "merge", "apply", "inspect", "list", "convert", "verify"]
+VERBS = ["unlearn", "merge", "apply", "inspect", "report", "reproduce", "list", "convert", "verify"]
 PROBE = """
 import sys
 from negmerge.cli import main
@@ -52,7 +52,8 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["rules", "selectors", "rivals", "criteria", "datasets", "models", "recipes"]
+    "kind",
+    ["rules", "selectors", "rivals", "criteria", "datasets", "models", "recipes", "tables"],
 )
 def test_everything_that_has_a_name_is_listed(kind):
     found = json.loads(loaded("list", kind, "--json")[0])

@@ -269,3 +269,19 @@ def test_bad_input_is_one_line_and_exit_2(here: Path, change, message, capsys, t
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_has_what_the_scenario_has(finished: Path):
+    """Grad-CAM of a ViT, members alone; nothing of what a CLIP is not asked."""
+    page = (finished / "report/index.html").read_text(encoding="utf-8")
+    assert "Missing from this page" not in page
+    assert "what clip knows of mnist" in page
+    assert page.count("<img ") == 4 * 4  # image, original, conflict, consensus
+    assert "MIA %" not in page
+    assert "membership inference: not measured in this scenario" in page
+    table = (finished / "report/tables/members.csv").read_text().splitlines()
+    assert len(table) == 1 + MEMBERS
+    assert "acc_test" not in table[0]
+    nm.report(finished)
+    assert page == (finished / "report/index.html").read_text(encoding="utf-8")
+    Run(finished).verify()

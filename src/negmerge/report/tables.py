@@ -25,17 +25,19 @@ def scores_table(scores: Mapping[str, Any]) -> list[RenderableType]:
     table = Table(title=printable(scores["title"]) or None, title_justify="left")
     table.add_column("method")
     table.add_column("data")
-    for name in ("λ", *COLUMNS.values(), "Avg. Gap", "zero %", "seconds"):
+    measured = [metric for metric in COLUMNS if scores["original"][metric] is not None]
+    for name in ("λ", *(COLUMNS[m] for m in measured), "Avg. Gap", "zero %", "seconds"):
         table.add_column(name, justify="right")
-    table.add_row(*_row("original", scores["original"]))
+    table.add_row(*_row("original", scores["original"], measured))
     if scores["retrain"] is not None:
-        table.add_row(*_row("retrained", scores["retrain"]), end_section=True)
+        table.add_row(*_row("retrained", scores["retrain"], measured), end_section=True)
     best = _best(scores["methods"])
     for group in grouped(scores["methods"]):
         for method in group:
             style = "bold" if method["method"] == best else ""
             last = method is group[-1]
-            table.add_row(*_row(method["method"], method), style=style, end_section=last)
+            cells = _row(method["method"], method, measured)
+            table.add_row(*cells, style=style, end_section=last)
     shown: list[RenderableType] = [table]
     for line in (*notes(scores), *(f"warning: {text}" for text in scores["warnings"])):
         shown.append(printable(line))
@@ -60,10 +62,15 @@ def run_tables(found: Mapping[str, Any]) -> list[RenderableType]:
     """A run for the terminal: the scores, or how far it is."""
     if found["finished"]:
         return scores_table(found["scores"])
+    return [f"not finished: no manifest; there are {how_far(found)}"]
+
+
+def how_far(found: Mapping[str, Any]) -> str:
+    """What there is of an unfinished run."""
     have = [name for name in ("base", "retrain") if found[name]]
     have.append(f"{found['members']} of {found['members_planned']} members")
     have += [f"{len(found[kind])} {kind}" for kind in ("patches", "sweeps", "rivals")]
-    return ["not finished: no manifest; there are " + ", ".join(have)]
+    return ", ".join(have)
 
 
 def notes(scores: Mapping[str, Any]) -> list[str]:
@@ -74,7 +81,8 @@ def notes(scores: Mapping[str, Any]) -> list[str]:
         + ", ".join(f"{count:,} {name}" for name, count in sizes.items())
         + " samples."
     ]
-    methods = [row for row in scores["methods"] if row["scale"] is not None]
+    merged = [row for row in scores["methods"] if row["scale"] is not None]
+    methods = [row for row in merged if row["criterion"] is not None]
     if methods:
         criterion = methods[0]["criterion"]
         if methods[0]["looked"]:
@@ -95,10 +103,10 @@ def notes(scores: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _row(name: str, row: Mapping[str, Any]) -> list[str]:
+def _row(name: str, row: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
     scale = row.get("scale")
     cells = [name, row.get("splits", ""), "" if scale is None else f"{scale:g}"]
-    for metric in COLUMNS:
+    for metric in measured:
         low, high = row["intervals"].get(metric, (0, 0))
         known = row[metric] is not None
         cells.append(f"{row[metric]:.2f} ± {(high - low) / 2:.2f}" if known else "")

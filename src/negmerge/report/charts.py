@@ -1,0 +1,143 @@
+"""One drawing on the page: a matplotlib axis that becomes an SVG whose points have names.
+
+Colours are put in as placeholders and leave as CSS variables, so one SVG serves a light and a dark
+page; every point carries its name for the pointer, the keyboard and screen readers.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from negmerge.report.colours import PAIRS, look_of
+
+INK, GRID = "#010101", "#010102"
+_PLACE = {name: f"#0200{k:02x}" for k, name in enumerate(PAIRS)}
+_BACK = {place: f"var(--{name})" for name, place in _PLACE.items()}
+_BACK |= {INK: "currentColor", GRID: "var(--grid)"}
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "negmerge",
+    "font.size": 10,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.prop_cycle": "cycler('color', ['#010101'])",
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.color": GRID,
+    "ytick.labelcolor": INK,
+}
+
+
+def paint(name: str) -> str:
+    """The placeholder for a method's colour.
+
+    >>> paint("consensus") == paint("consensus") != paint("ties")
+    True
+    """
+    return _PLACE[look_of(name)[0]]
+
+
+class Chart:
+    """An axis to draw on.
+
+    >>> chart = Chart("curve", "Accuracy by λ", "λ", "accuracy in %")
+    >>> chart.point(0.5, 90.0, "consensus", "consensus: λ 0.5, 90 %")
+    >>> "consensus: λ 0.5, 90 %" in chart.svg()
+    True
+
+    id: unique on the page. title: what it shows, in words. x, y: labels of the axes.
+    height: in inches; the width is the same for all, and a phone's.
+    """
+
+    def __init__(self, id: str, title: str, x: str, y: str, height: float = 3.3) -> None:
+        self.id, self.title = id, title
+        self.names: list[str] = []
+        with rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
+            self.figure = Figure(figsize=(5.0, height), layout="constrained")
+            self.axes: Axes = self.figure.add_subplot()
+            self.axes.patch.set_visible(False)
+            self.figure.patch.set_visible(False)
+            self.axes.set_xlabel(x)
+            self.axes.set_ylabel(y)
+
+    def named(self, artist: Any, name: str) -> None:
+        """Give an artist a name."""
+        artist.set_gid(f"named-{len(self.names)}")
+        self.names.append(name)
+
+    def point(
+        self, x: float, y: float, method: str, name: str, size: float = 8, **style: Any
+    ) -> None:
+        """A marker in the method's look."""
+        look: dict[str, Any] = {"marker": look_of(method)[1], "color": paint(method)}
+        look |= {"markersize": size, "linestyle": "none", "markeredgewidth": 0.8}
+        look |= style
+        (artist,) = self.axes.plot([x], [y], **look)
+        self.named(artist, name)
+
+    def line(self, x: Iterable[float], y: Iterable[float], method: str, **style: Any) -> None:
+        """A line in the method's colour."""
+        look: dict[str, Any] = {"color": paint(method), "linewidth": 1.6}
+        look |= style
+        self.axes.plot(list(x), list(y), **look)
+
+    def bar(self, place: float, value: float, method: str, name: str, **style: Any) -> None:
+        """A horizontal bar."""
+        (artist,) = self.axes.barh([place], [value], color=paint(method), **style)
+        self.named(artist, name)
+
+    def level(self, value: float, text: str, along: str = "x") -> None:
+        """A dashed line across, with a word on it: a target or a constraint."""
+        draw = self.axes.axhline if along == "x" else self.axes.axvline
+        draw(value, color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+        at = (0.99, value) if along == "x" else (value, 0.99)
+        where = self.axes.get_yaxis_transform() if along == "x" else self.axes.get_xaxis_transform()
+        side = "right" if along == "x" else "left"
+        vertical = "bottom" if along == "x" else "top"
+        self.axes.text(*at, f" {text}", transform=where, ha=side, va=vertical, fontsize=8.5)
+
+    def svg(self) -> str:
+        """The drawing as it goes into the page."""
+        out = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        with rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
+            FigureCanvasSVG(self.figure).print_svg(out, metadata=nothing)
+        text = out.getvalue()
+        text = text[text.index("<svg") :]
+        text = re.sub(r'\bid="', f'id="{self.id}-', text)
+        text = re.sub(r'(xlink:href="|url\()#', rf"\g<1>#{self.id}-", text)
+        text = text.replace("xlink:href", "href")
+        text = re.sub(r"#0[0-9a-f]{5}\b", lambda found: _BACK.get(found[0], found[0]), text)
+        text = re.sub(r" font-family: [^;]*;", "", text)  # the page's own
+        text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)  # would be global
+        text = re.sub(r"<g id=\"\S+-named-(\d+)\">", self._name, text)
+        shape = re.search(r'viewBox="[^"]+"', text)
+        assert shape is not None
+        label = escape(self.title, quote=True)
+        head = f'<svg class="chart" {shape[0]} role="group" aria-label="{label}">'
+        return head + text[text.index(">") + 1 :].strip()
+
+    def _name(self, found: re.Match[str]) -> str:
+        number = int(found[1])
+        name = escape(self.names[number], quote=True)
+        focus = 0 if number == 0 else -1  # one stop of the tab key; arrows go from point to point
+        return (
+            f'<g class="named" tabindex="{focus}" role="img" aria-label="{name}">'
+            f"<title>{name}</title>"
+        )

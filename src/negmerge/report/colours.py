@@ -1,0 +1,73 @@
+"""One colour and one marker for a method, wherever it appears."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+# For a light and for a dark page; each has a contrast of 3 : 1 or more with its background.
+PAIRS = {
+    "blue": ("#0b62c1", "#6cb2ff"),
+    "orange": ("#b65300", "#ffa657"),
+    "green": ("#1a7f37", "#56d364"),
+    "purple": ("#8250df", "#c297ff"),
+    "red": ("#cf222e", "#ff7b72"),
+    "teal": ("#0a7a83", "#4fd1d9"),
+    "pink": ("#bf3989", "#f778ba"),
+    "brown": ("#7d5530", "#d7a77a"),
+    "olive": ("#6c6a00", "#d2cf4a"),
+    "grey": ("#6e7781", "#9198a1"),
+    "ink": ("#24292f", "#e6edf3"),
+}
+KNOWN = {
+    "original": ("grey", "s"),
+    "retrained": ("ink", "*"),
+    "members": ("grey", "."),
+    "coin_flips": ("grey", "."),
+    "consensus": ("blue", "o"),
+    "single_best": ("orange", "D"),
+    "uniform": ("green", "^"),
+    "ties": ("purple", "v"),
+    "magmax": ("red", "P"),
+    "greedy": ("brown", "X"),
+    "conflict": ("pink", "d"),
+    "localize": ("teal", "p"),
+    "tall": ("olive", "h"),
+    "finetune": ("teal", "<"),
+    "gradient_ascent": ("pink", ">"),
+    "random_label": ("olive", "H"),
+    "influence": ("brown", "8"),
+    "l1_sparse": ("green", "<"),
+    "boundary_shrink": ("purple", ">"),
+    "boundary_expand": ("red", "H"),
+    "salun": ("orange", "8"),
+    "forget": ("red", "o"),
+    "retain": ("blue", "o"),
+    "test": ("olive", "o"),
+}
+MARKERS = "o^vsDPX<>dph8"
+SIGNS = {"o": "●", "s": "■", "*": "★", ".": "•", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}
+SIGNS |= {"d": "♦", "p": "⬟", "h": "⬢", "<": "◀", ">": "▶", "H": "⬣", "8": "⯃"}
+
+
+def look_of(name: str) -> tuple[str, str]:
+    """The colour's name and the marker of a method; a name of one's own always gets the same.
+
+    >>> look_of("consensus"), look_of("consensus-min")[0]
+    (('blue', 'o'), 'blue')
+    >>> look_of("my_label") == look_of("my_label")
+    True
+    """
+    if name in KNOWN:
+        return KNOWN[name]
+    number = crc32(name.encode())
+    marker = MARKERS[number // 16 % len(MARKERS)]
+    method = name.partition("-")[0]
+    if method in KNOWN:
+        return KNOWN[method][0], marker
+    colours = [colour for colour in PAIRS if colour not in ("grey", "ink", "blue")]
+    return colours[number % len(colours)], marker
+
+
+def sign_of(name: str) -> str:
+    """The marker of a method as a character, for legends."""
+    return SIGNS[look_of(name)[1]]

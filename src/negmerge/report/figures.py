@@ -1,0 +1,221 @@
+"""The figures: each a function from a table to drawings, with a name on every point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from negmerge.inspection import natural
+from negmerge.report.charts import INK, Chart, paint
+from negmerge.report.collect import Row, groups, losses, records
+
+FEW_ROWS = 40
+"""Of a figure by group; beyond, names on the axis would overlap."""
+
+
+def trade_off(scores: pd.DataFrame, members: pd.DataFrame | None) -> list[str]:
+    """Retain accuracy against forget error for each pool member and each method (Figure 1a)."""
+    chart = Chart(
+        "trade-off",
+        "Retain accuracy against forget error, for each pool member and each method",
+        "forget error: 100 − accuracy on the forget set, %",
+        "accuracy on the retain set, %",
+        height=4.2,
+    )
+    if members is not None:
+        for row in records(members):
+            error = 100 - row["acc_forget"]
+            name = f"member {row['member']} (λ = {row['scale']:g}): {_both(row)}"
+            chart.point(error, row["acc_retain"], "members", name, size=9, alpha=0.75)
+    for row in records(scores):
+        scale = f" (λ = {row['scale']:g})" if row.get("scale", np.nan) >= 0 else ""
+        error, name = 100 - row["acc_forget"], f"{row['method']}{scale}: {_both(row)}"
+        chart.point(error, row["acc_retain"], row["method"], name, size=10)
+    return [chart.svg()]
+
+
+def spread(scores: pd.DataFrame, members: pd.DataFrame) -> list[str]:
+    """Forget accuracy over the pool, each member with its own λ (Figure 1b)."""
+    chart = Chart(
+        "spread",
+        "Forget accuracy of the pool members, each with its own λ, and of the methods",
+        "accuracy on the forget set, %",
+        "",
+        height=2.4,
+    )
+    values = members["acc_forget"]
+    box = chart.axes.boxplot(
+        [values],
+        orientation="horizontal",
+        positions=[1],
+        widths=0.5,
+        showfliers=False,
+        patch_artist=False,
+    )
+    for part in (line for lines in box.values() for line in lines):
+        part.set(color=paint("members"), linewidth=1)
+    for k, row in enumerate(records(members)):
+        name = f"member {row['member']} (λ = {row['scale']:g}): {_both(row)}"
+        chart.point(row["acc_forget"], 1 + 0.14 * ((k % 3) - 1), "members", name, size=9, alpha=0.8)
+    for row in records(scores):
+        chart.point(row["acc_forget"], 0.25, row["method"], f"{row['method']}: {_both(row)}")
+    chart.axes.set_yticks([0.25, 1], ["methods", "members"])
+    chart.axes.set_ylim(-0.1, 1.5)
+    chart.axes.grid(axis="y", visible=False)
+    return [chart.svg()]
+
+
+def lambda_curves(
+    sweeps: pd.DataFrame, criterion: str, reference: dict[str, Any] | None
+) -> list[str]:
+    """Forget and retain accuracy by λ, with the chosen point and what the criterion aims at."""
+    charts: list[str] = []
+    for metric, what in (("acc_forget", "forget"), ("acc_retain", "retain")):
+        chart = Chart(
+            f"sweep-{what}",
+            f"Accuracy on the {what} set by λ, with the λ that was chosen",
+            "λ",
+            f"accuracy on the {what} set, %",
+        )
+        for title, rows in groups(sweeps, "method").items():
+            _curve(chart, title, rows, metric, "%")
+        _aim(chart, criterion, what, sweeps, reference)
+        charts.append(chart.svg())
+    if criterion == "oracle" and reference is not None:
+        chart = Chart("sweep-gap", "Avg. Gap to the retrained model by λ", "λ", "Avg. Gap, points")
+        for title, rows in groups(sweeps, "method").items():
+            gaps = losses(rows, criterion, reference)
+            both = [row | {"gap": gap} for row, gap in zip(rows, gaps, strict=True)]
+            _curve(chart, title, both, "gap", "points")
+        charts.append(chart.svg())
+    return charts
+
+
+def _curve(chart: Chart, title: str, rows: list[Row], metric: str, unit: str) -> None:
+    chart.line([row["scale"] for row in rows], [row[metric] for row in rows], title)
+    for row in rows:
+        name = f"{title}: λ = {row['scale']:g}, {row[metric]:.2f} {unit}"
+        if row["chosen"]:
+            chart.point(row["scale"], row[metric], title, f"{name}, chosen", size=11, zorder=4)
+        else:
+            chart.point(row["scale"], row[metric], title, name, size=4, marker="o")
+
+
+def _aim(
+    chart: Chart,
+    criterion: str,
+    what: str,
+    sweeps: pd.DataFrame,
+    reference: dict[str, Any] | None,
+) -> None:
+    zero = records(sweeps)[0]
+    if criterion == "match_holdout" and what == "forget":
+        chart.level(zero["acc_holdout"], f"aim: held-out {zero['acc_holdout']:.2f} %")
+    elif criterion == "keep_retain" and what == "retain":
+        least = 0.95 * zero["acc_retain"]
+        chart.level(least, f"at least 95 % of the original: {least:.2f} %")
+    elif criterion == "oracle" and reference is not None:
+        value = reference[f"acc_{what}"]
+        chart.level(value, f"retrained: {value:.2f} %")
+
+
+def sparsity_by_members(prefixes: pd.DataFrame) -> list[str]:
+    """Zeros of the consensus against the number of members."""
+    chart = Chart(
+        "prefixes",
+        "Sparsity of the consensus against the number of members",
+        "members merged",
+        "zeros, %",
+    )
+    chart.line(prefixes["members"], prefixes["coin_flips"], "coin_flips", linestyle=(0, (4, 3)))
+    chart.line(prefixes["members"], prefixes["sparsity"], "consensus")
+    for row in records(prefixes):
+        n = row["members"]
+        chart.point(
+            n, row["coin_flips"], "coin_flips", f"coin flips of {n}: {row['coin_flips']:.2f} %"
+        )
+        name = f"consensus of {n}: {row['sparsity']:.2f} % zero"
+        chart.point(n, row["sparsity"], "consensus", name)
+    chart.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return [chart.svg()]
+
+
+def sparsity_by(frame: pd.DataFrame, by: str) -> list[str]:
+    """Zeros by depth or by component, one marker for each method that leaves any."""
+    sparse = with_zeros(frame)
+    places = sorted(groups(frame, by), key=natural)[:FEW_ROWS]
+    height = 1.1 + 0.22 * len(places)
+    chart = Chart(f"by-{by}", f"Sparsity by {by}", "zeros, % of the elements", "", height=height)
+    for row in records(frame):
+        if row["method"] in sparse and row[by] in places:
+            name = f"{row['method']}, {by} {row[by]}: {row['sparsity']:.2f} % zero"
+            name += f" of {row['elements']:,} elements"
+            chart.point(row["sparsity"], places.index(row[by]), row["method"], name)
+    chart.axes.set_yticks(range(len(places)), places)
+    chart.axes.set_ylim(len(places) - 0.5, -0.5)
+    chart.axes.set_xlim(-2, 102)
+    return [chart.svg()]
+
+
+def with_zeros(frame: pd.DataFrame) -> list[str]:
+    """The methods that leave zeros."""
+    found = groups(frame, "method")
+    return [title for title, rows in found.items() if any(row["sparsity"] > 0 for row in rows)]
+
+
+def dissent(frame: pd.DataFrame) -> list[str]:
+    """How often each member was the only one to disagree."""
+    height = 1.1 + 0.2 * len(frame)
+    chart = Chart(
+        "dissent",
+        "Share of elements at which a member alone disagrees with all others",
+        "only dissenter, % of the elements",
+        "member",
+        height=height,
+    )
+    for place, row in enumerate(records(frame)):
+        name = f"member {row['member']}: only dissenter at {row['sole_dissent']:.3f} %"
+        chart.bar(place, row["sole_dissent"], "members", name)
+    chart.axes.set_yticks(range(len(frame)), [str(name) for name in frame["member"]])
+    chart.axes.set_ylim(len(frame) - 0.5, -0.5)
+    chart.axes.grid(axis="y", visible=False)
+    return [chart.svg()]
+
+
+def attack(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
+    """Probability of the true class on forget, retain and test; shaded where it means member."""
+    charts: list[str] = []
+    models = groups(frame, "model")
+    for number, model in enumerate(shown):
+        chart = Chart(
+            f"attack-{number}",
+            f"Probability of the true class under {model}, by set",
+            "probability of the true class",
+            f"{model}: % of the set",
+            height=2.9,
+        )
+        sets: dict[str, list[Row]] = {}
+        for row in models[model]:
+            sets.setdefault(row["set"], []).append(row)
+        for name, rows in sets.items():
+            total = sum(row["count"] for row in rows)
+            edges = [rows[0]["low"], *(row["high"] for row in rows)]
+            shares = [100 * row["count"] / total for row in rows]
+            artist = chart.axes.stairs(shares, edges, color=paint(name), linewidth=1.6)
+            top = rows[int(np.argmax(shares))]
+            told = f"{name} under {model}: {total:,} images, {max(shares):.1f} % of them between "
+            chart.named(artist, told + f"{top['low']:g} and {top['high']:g}")
+        for row in next(iter(sets.values())):
+            if row["member"]:
+                chart.axes.axvspan(row["low"], row["high"], color=INK, alpha=0.07, linewidth=0)
+        chart.axes.set_xlim(0, 1)
+        charts.append(chart.svg())
+    return charts
+
+
+def _both(row: Row) -> str:
+    return f"retain {row['acc_retain']:.2f} %, forget {row['acc_forget']:.2f} %"

@@ -1,0 +1,174 @@
+"""The page of a run: collect, draw, render; one file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from negmerge.errors import NegMergeError
+from negmerge.files import told_plainly, write_file
+from negmerge.progress import Progress, Quiet
+from negmerge.recipe import Recipe, load_recipe
+from negmerge.report import summary
+from negmerge.report.collect import Missing, NotMeasured
+from negmerge.report.colours import PAIRS, look_of, sign_of
+from negmerge.report.export import Table
+from negmerge.report.runs import describe_run
+from negmerge.report.sections import SECTIONS, Material, Section
+from negmerge.report.tables import how_far
+from negmerge.rundir import Run, need_run, read_json
+
+T = TypeVar("T")
+BROKEN = (
+    NegMergeError,
+    OSError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What reading a damaged run can raise; the page then says what is missing."""
+
+TYPES = {"csv": "text/csv", "md": "text/markdown", "tex": "application/x-tex"}
+
+
+def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
+    """Build the page of a run, finished or not, from what its folder holds; gives the page's path.
+
+    The same run gives the same bytes. What a run has no data for is named in its place. The tables
+    of the page go beside it, as CSV, Markdown and LaTeX.
+    """
+    run = need_run(run.folder if isinstance(run, Run) else Path(run))
+    builder = Builder(run, progress or Quiet())
+    files = builder.build()
+    with told_plainly(run.page):
+        run.tables.mkdir(parents=True, exist_ok=True)
+        for old in run.tables.iterdir():
+            old.unlink()
+    for name, text in files.items():
+        write_file(run.page.parent / name, text.encode())
+    if builder.manifest is not None:
+        run.enlist([run.page.parent / name for name in files])
+    return run.page
+
+
+class Builder:
+    """One page in the making: its sections, and what is missing."""
+
+    def __init__(self, run: Run, progress: Progress) -> None:
+        self.run, self.progress = run, progress
+        self.missing: list[str] = []
+        self.manifest = self.attempt("the manifest", self.sealed)
+
+    def build(self) -> dict[str, str]:
+        """The page and the exports of its tables, by file name."""
+        recipe = self.attempt("the recipe", lambda: load_recipe(self.run.recipe))
+        scores = self.attempt("the scores", self.scores)
+        sections: list[Section] = []
+        top: dict[str, Any] | None = None
+        if recipe is not None and scores is not None:
+            given = Material(self.run, recipe, scores, self.progress)
+            found = [self.attempt(what, lambda m=make: m(given)) for what, make in SECTIONS.items()]
+            sections = [section for section in found if section is not None]
+            top = self.attempt("the summary", lambda: summarise(scores, recipe))
+        tables = [section.table for section in sections if section.table is not None]
+        files = {f"tables/{k}": v for table in tables for k, v in table.files().items()}
+        return {"index.html": self.render(recipe, scores, top, sections)} | files
+
+    def sealed(self) -> dict[str, Any]:
+        """The manifest, if the run has one."""
+        if not self.run.finished:
+            raise Missing("the run is not finished")
+        return self.run.sealed()
+
+    def scores(self) -> dict[str, Any]:
+        """The scores; those beside an unfinished run may be of an earlier recipe."""
+        if not self.run.finished:
+            raise Missing(f"the run is not finished; there are {how_far(describe_run(self.run))}")
+        return read_json(self.run.folder / "scores.json")
+
+    def attempt(self, what: str, make: Callable[[], T]) -> T | None:
+        """What a step gives, or None and a line about what is missing."""
+        try:
+            return make()
+        except NotMeasured:
+            return None
+        except BROKEN as error:
+            told = error if isinstance(error, NegMergeError) else f"damaged: {error!r}"
+            self.missing.append(f"{what}: {told}")
+            return None
+
+    def render(
+        self,
+        recipe: Recipe | None,
+        scores: dict[str, Any] | None,
+        top: dict[str, Any] | None,
+        sections: list[Section],
+    ) -> str:
+        listed = {} if self.manifest is None else self.manifest["files"]
+        files = {k: v for k, v in listed.items() if not k.startswith("report/")}
+        environment = Environment(
+            loader=PackageLoader("negmerge.report"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["glued"] = glued
+        return environment.get_template("page.html.j2").render(
+            title=(recipe and recipe.title) or "A run of negmerge",
+            finished=self.run.finished,
+            top=top,
+            sections=sections,
+            missing=self.missing,
+            warnings=(scores or {}).get("warnings", []),
+            recipe=self.run.recipe.read_text(encoding="utf-8", errors="replace"),
+            seed=recipe and recipe.seed,
+            manifest=self.manifest,
+            files=files,
+            data=(scores or {}).get("splits", {}).get("fingerprint"),
+            pairs=PAIRS,
+            look_of=look_of,
+            sign_of=sign_of,
+            downloads=downloads,
+        )
+
+
+def glued(text: str) -> str:
+    """A text whose numbers stay with their units, and λ with its value.
+
+    >>> glued("λ = 0.5 keeps 95 %").split()
+    ['λ\\xa0=\\xa00.5', 'keeps', '95\\xa0%']
+    """
+    return text.replace(" %", "\u00a0%").replace("λ = ", "λ\u00a0=\u00a0")
+
+
+def summarise(scores: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The words and the small table on top."""
+    first = scores["methods"][0]
+    return {
+        "method": first["method"],
+        "forgotten": summary.forgotten(scores),
+        "sentence": summary.sentence(scores),
+        "table": Table("summary", "The unlearned model", summary.how_well(scores)),
+        "strength": summary.strength(scores, recipe),
+        "cost": summary.cost(scores),
+        "sparsity": first["sparsity"],
+        "not_measured": summary.not_measured(scores, recipe),
+    }
+
+
+def downloads(table: Table) -> list[tuple[str, str, str]]:
+    """The exports of a table as links: what it is, file name, content as a data URI."""
+    found: list[tuple[str, str, str]] = []
+    for name, text in table.files().items():
+        kind = name.rpartition(".")[2]
+        content = base64.b64encode(text.encode()).decode()
+        label = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}[kind]
+        found.append((label, name, f"data:{TYPES[kind]};charset=utf-8;base64,{content}"))
+    return found

@@ -1,0 +1,189 @@
+"""The parts of the page, in their order: words, drawings with a legend, a table, pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from negmerge.progress import Progress
+from negmerge.recipe import Recipe
+from negmerge.report import collect, figures
+from negmerge.report.export import Table
+from negmerge.rundir import Run
+
+
+@dataclass
+class Section:
+    """A part of the page.
+
+    legend: the methods (or sets) whose colours and markers are explained below the drawings.
+    open: whether its table is shown at once.
+    """
+
+    id: str
+    title: str
+    text: str
+    drawings: list[str] = field(default_factory=list)
+    legend: list[str] = field(default_factory=list)
+    table: Table | None = None
+    open: bool = False
+    pictures: dict[str, Any] | None = None
+
+
+@dataclass
+class Material:
+    """What the sections are made from."""
+
+    run: Run
+    recipe: Recipe
+    scores: dict[str, Any]
+    progress: Progress
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        return collect.scores_frame(self.scores)
+
+    @cached_property
+    def members(self) -> pd.DataFrame:
+        return collect.members_frame(self.scores, self.recipe)
+
+    @property
+    def methods(self) -> list[str]:
+        return [str(name) for name in self.frame["method"]]
+
+    @property
+    def searched(self) -> list[str]:
+        rows = self.scores["methods"]
+        return [r["method"] for r in rows if r["scale"] is not None and r["criterion"] is not None]
+
+
+def all_methods(given: Material) -> Section:
+    text = (
+        "Every method beside the original and, where there is one, the model retrained without "
+        "the forget set. “Data” is what a method may see; ± is half of the 95 % interval."
+    )
+    table = Table("scores", "Scores of all methods", given.frame)
+    return Section("scores", "All methods", text, table=table, open=True)
+
+
+def trade_off(given: Material) -> Section:
+    text = (
+        "To the right more is forgotten, upwards more is kept. Retraining is the aim where it was "
+        "measured: forgetting more than it is not better."
+    )
+    try:
+        members, names = given.members, ["members"]
+    except collect.Missing as missing:
+        members, names = None, []
+        text += f" Without the pool: {missing}."
+    drawings = figures.trade_off(given.frame, members)
+    return Section("trade-off", "Kept against forgotten", text, drawings, [*given.methods, *names])
+
+
+def pool(given: Material) -> Section:
+    text = (
+        "Each pool member unlearns alone, by its own task vector and its own λ. How far they "
+        "differ is what choosing one of them would leave to chance."
+    )
+    if "single_best" not in [method.name for method in given.recipe.methods]:
+        text += " Their λ come from a coarse grid, every fourth value of the methods' own."
+    drawings = figures.spread(given.frame, given.members)
+    table = Table("members", "Pool members, each with its own λ", given.members)
+    return Section("pool", "The pool", text, drawings, [*given.methods, "members"], table)
+
+
+def sweeps(given: Material) -> Section:
+    text = (
+        "What was measured at each λ, on the samples that choose it; large markers are the λ that "
+        "were chosen, dashed lines what the criterion aims at."
+    )
+    frame = collect.sweeps_frame(given.run, given.scores)
+    criterion = given.recipe.criterion
+    drawings = figures.lambda_curves(frame, criterion, given.scores["retrain"])
+    table = Table("sweeps", "Accuracy by λ", frame)
+    return Section("sweeps", "How λ was chosen", text, drawings, given.searched, table)
+
+
+def prefixes(given: Material) -> Section:
+    text = (
+        "Zeros of the consensus of the first n members. The dashed line is what n coin flips per "
+        "element would leave: the distance below it is what the members have in common."
+    )
+    frame = collect.prefixes_frame(given.run, given.scores, given.recipe, given.progress)
+    table = Table("prefixes", "Zeros of the consensus of the first n members", frame)
+    title = "Sparsity against the number of members"
+    drawings = figures.sparsity_by_members(frame)
+    return Section("prefixes", title, text, drawings, ["consensus", "coin_flips"], table)
+
+
+def by_depth(given: Material) -> Section:
+    text = "The depth is the first number in a tensor's name; “none” are tensors without one."
+    return _sparsity(given, "depth", text)
+
+
+def by_component(given: Material) -> Section:
+    text = "The component is a tensor's name within its layer."
+    return _sparsity(given, "component", text)
+
+
+def _sparsity(given: Material, by: str, text: str) -> Section:
+    frame = collect.sparsity_frame(given.run, given.scores, by)
+    drawings = figures.sparsity_by(frame, by)
+    table = Table(by, f"Zeros by {by}", frame)
+    legend = figures.with_zeros(frame)
+    return Section(f"by-{by}", f"Sparsity by {by}", text, drawings, legend, table)
+
+
+def dissent(given: Material) -> Section:
+    text = (
+        "How often a member alone kept all others from agreeing. One that stands out costs the "
+        "consensus most, and deserves a look at its settings."
+    )
+    frame = collect.dissent_frame(given.run, given.scores)
+    table = Table("dissent", "Share of elements at which a member alone disagrees", frame)
+    return Section("dissent", "Who dissents alone", text, figures.dissent(frame), table=table)
+
+
+def attack(given: Material) -> Section:
+    text = (
+        "The attack sees one number per image, the probability of its true class; where it is "
+        "shaded it takes the image for one that was trained on. A model that forgot gives the "
+        "forget set the curve of the test set, not of the retain set."
+    )
+    frame = collect.attack_frame(given.run, given.scores)
+    first = given.scores["methods"][0]["method"]
+    there = set(frame["model"])
+    shown = [model for model in ("original", "retrained", first) if model in there]
+    drawings, sets = figures.attack(frame, shown), ["forget", "retain", "test"]
+    rows = collect.bins_side_by_side(frame, shown)
+    table = Table("attack", "Images by the probability of their true class", rows)
+    return Section("attack", "Membership inference", text, drawings, sets, table)
+
+
+def look(given: Material) -> Section:
+    found = collect.pictures(given.run)
+    for row in found["rows"]:
+        for cell in row["cells"]:
+            raw = (given.run.data / cell["file"]).read_bytes()
+            cell["inline"] = "data:image/png;base64," + base64.b64encode(raw).decode()
+    title = "Where the models look"
+    return Section("gradcam", title, found["text"], pictures=found)
+
+
+SECTIONS: dict[str, Callable[[Material], Section]] = {
+    "the table of scores": all_methods,
+    "retain accuracy against forget error": trade_off,
+    "the pool's spread": pool,
+    "λ curves": sweeps,
+    "sparsity against the number of members": prefixes,
+    "sparsity by depth": by_depth,
+    "sparsity by component": by_component,
+    "who dissents alone": dissent,
+    "membership inference": attack,
+    "Grad-CAM": look,
+}

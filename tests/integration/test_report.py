@@ -1,0 +1,344 @@
+"""The page of a run: complete, repeatable, honest about what is missing; in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import negmerge as nm
+from negmerge.executors import InProcess
+from negmerge.pipeline import Pipeline
+from negmerge.progress import Quiet
+from negmerge.recipe import check_recipe
+from negmerge.report.colours import PAIRS
+from negmerge.rundir import Run
+from negmerge.scenario import Scenario
+
+TINY = """
+title: A tiny run with <tags> & more
+data: {name: fashion_small, limit: {train: 300, test: 100}}
+split: {forget: {fraction: 0.2}, validation: 0.1}
+train: {epochs: 8, batch: 32, lr: 0.1, schedule: cosine, augment: {crop: 0, flip: false}}
+pool:
+  settings: {batch: 16, lr: 0.05, augment: {crop: 0, flip: false}}
+  grid: {epochs: [2, 3], label_smoothing: [0.0, 0.1]}
+methods:
+  - consensus
+  - uniform
+  - {name: consensus, options: {quorum: 0.7}, label: most}
+  - {name: finetune, options: {epochs: 1}}
+search: {stop: 1.0, count: 5, samples: 60}
+"""
+
+
+def negmerge(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "negmerge.cli", *arguments],
+        cwd=place,
+        env=os.environ | {"NEGMERGE_CACHE": str(place / "cache")},
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr or done.stdout
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """One whole run, which the tests only look at; in this process, which has torch already."""
+    place = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # so small a network is slower in two
+        scenario = Scenario(check_recipe(yaml.safe_load(TINY), "tiny"))
+        run = Run(place / "run")
+        with run.working():
+            Pipeline(scenario.recipe, run, scenario, InProcess(scenario), Quiet()).run()
+        torch.set_num_threads(threads)
+    nm.report(run)
+    return run.folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def page_of(run: Path) -> str:
+    return nm.report(run).read_text(encoding="utf-8")
+
+
+def words(page: str) -> str:
+    """What a reader sees."""
+    page = re.sub(r"<(style|script|svg)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def scores_of(run: Path) -> dict:
+    return json.loads((run / "scores.json").read_text())
+
+
+def test_the_page_is_whole_and_needs_nothing(finished: Path):
+    page = Run(finished).page.read_text(encoding="utf-8")
+    assert "Missing from this page" not in page
+    assert "A tiny run with &lt;tags&gt; &amp; more" in page
+    assert page.count('<svg class="chart"') == 11
+    assert page.count("<img ") == 4 * 5  # image, original, retrained, conflict, consensus
+    assert not re.search(r'(src|href)="(?!#|data:)', page)
+    assert "http" not in re.sub(r"https?://www\.w3\.org\S+", "", page)
+
+
+def test_every_number_of_the_table_is_in_the_scores(finished: Path):
+    scores, frame = scores_of(finished), pd.read_csv(finished / "report/tables/scores.csv")
+    rows = [scores["original"], scores["retrain"], *scores["methods"]]
+    for metric in ("acc_retain", "acc_forget", "acc_test", "mia", "avg_gap"):
+        assert sorted(frame[metric]) == sorted(row[metric] for row in rows)
+        for row in rows:
+            assert f"{row[metric]:.2f}" in words(Run(finished).page.read_text(encoding="utf-8"))
+    members = pd.read_csv(finished / "report/tables/members.csv")
+    assert list(members["acc_forget"]) == [row["acc_forget"] for row in scores["pool"]]
+    assert set(members["scale"]) <= {0.0, 1.0}  # the coarse grid: every fourth of five
+
+
+def test_exports_say_the_same_thing_three_times(finished: Path):
+    for table in (finished / "report/tables").glob("*.csv"):
+        rows = pd.read_csv(table)
+        markdown = table.with_suffix(".md").read_text().splitlines()
+        latex = table.with_suffix(".tex").read_text()
+        assert len(markdown) == len(rows) + 2
+        assert latex.count(r"\\") == len(rows) + 1
+        assert all(rule in latex for rule in ("toprule", "midrule", "bottomrule"))
+    page = Run(finished).page.read_text(encoding="utf-8")
+    link = re.search(r'download="scores.csv" href="data:[^,]*base64,([^"]+)"', page)
+    assert link
+    assert base64.b64decode(link[1]) == (finished / "report/tables/scores.csv").read_bytes()
+
+
+def test_the_same_run_gives_the_same_bytes_and_stays_sealed(copy: Path):
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    out, _ = negmerge(copy.parent, "report", "copy")
+    assert out == "page: copy/report/index.html\n"
+    assert before == {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    shutil.rmtree(copy / "report/tables")
+    (copy / "report/index.html").unlink()
+    nm.report(copy)
+    assert before == {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    Run(copy).verify()
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ("report/data/attack.csv", "membership inference: this run did not record"),
+        ("report/data/gradcam.json", "Grad-CAM: this run made no pictures"),
+        ("report/data/gradcam-1-original.png", "Grad-CAM: damaged"),
+        ("sweeps/uniform.csv", "λ curves: sweeps/uniform.csv is not there"),
+        ("patches/most.safetensors", "sparsity by depth: patches/most.safetensors is not there"),
+        ("manifest.json", "the scores: the run is not finished; there are base, retrain, 4 of 4"),
+        ("scores.json", "cannot be read as JSON"),
+    ],
+)
+def test_what_is_lost_is_said(copy: Path, lost: str, told: str):
+    (copy / lost).unlink()
+    page = page_of(copy)
+    assert told in words(page)
+    assert "To repeat it" in page
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["scores.json", "sweeps/uniform.csv", "patches/consensus.safetensors", "recipe.yaml",
+     "manifest.json", "report/data/attack.csv", "report/data/gradcam.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("content", [b"{}", b"\x00\xff\xfe nonsense"])
+def test_what_is_broken_is_said_and_the_rest_is_there(copy: Path, broken: str, content: bytes):
+    (copy / broken).write_bytes(content)
+    page = page_of(copy)
+    if not (broken == "recipe.yaml" and content == b"{}"):  # which is the demo's recipe
+        assert "Missing from this page" in page
+    assert "To repeat it" in page
+
+
+def test_what_was_not_measured_does_not_appear(copy: Path):
+    """A scenario without test set, attack and retrained model."""
+    scores = scores_of(copy)
+    scores["retrain"] = None
+    for row in (scores["original"], *scores["methods"], *scores["pool"]):
+        row |= {"acc_test": None, "mia": None, "avg_gap": None, "cost_ratio": None}
+        row["intervals"] = {k: v for k, v in row["intervals"].items() if k.endswith(("in", "get"))}
+    (copy / "scores.json").write_text(json.dumps(scores))
+    text = words(page_of(copy))
+    frame = pd.read_csv(copy / "report/tables/scores.csv")
+    assert not {"acc_test", "mia", "avg_gap", "mia_low"} & set(frame)
+    assert "MIA %" not in text
+    assert "membership inference: not measured in this scenario" in text
+    assert "there is no retrained reference" in text
+
+
+# ------------------------------------------------------------------------------------ in a browser
+
+
+@pytest.fixture(scope="module")
+def browser(finished: Path):
+    from browser import chromium
+
+    with chromium() as found:
+        found.set_window_size(1280, 900)
+        found.get(Run(finished).page.resolve().as_uri())
+        yield found
+
+
+def media(browser, **features: str) -> None:
+    kind = features.pop("media", "")
+    given = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": given})
+
+
+def test_it_loads_without_errors_or_requests(browser):
+    assert not browser.get_log("browser")
+    asked = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [
+        event["params"]["request"]["url"]
+        for event in asked
+        if event["method"] == "Network.requestWillBeSent"
+    ]
+    assert [u for u in urls if not u.startswith("data:")] == [browser.current_url]
+
+
+def test_tables_sort_both_ways(browser):
+    def column(k: int) -> list[str]:
+        script = """return [...document.querySelectorAll("#t-scores tbody tr")]
+            .map(row => row.cells[arguments[0]].dataset.value)"""
+        return browser.execute_script(script, k)
+
+    heads = browser.find_elements("css selector", "#t-scores thead button")
+    labels = [head.text for head in heads]
+    k = labels.index("forget %")
+    for direction in ("ascending", "descending"):
+        heads[k].click()
+        values = [float(v) for v in column(k)]
+        assert values == sorted(values, reverse=direction == "descending")
+        assert heads[k].find_element("xpath", "..").get_attribute("aria-sort") == direction
+    k = labels.index("λ")
+    heads[k].click()
+    values = column(k)
+    known = [float(v) for v in values if v]
+    assert known == sorted(known)
+    assert values[len(known) :] == [""] * (len(values) - len(known))  # what is empty comes last
+    heads[0].click()
+    assert column(0) == sorted(column(0))
+
+
+def test_hovering_and_arrow_keys_name_a_point(browser):
+    from selenium.webdriver import ActionChains, Keys
+
+    points = browser.find_elements("css selector", "#trade-off .named")
+    tip = browser.find_element("id", "tip")
+    assert not tip.is_displayed()
+    named = [point.get_attribute("aria-label") for point in points]
+    assert len(named) == 4 + 2 + 4  # members, original and retrained, methods
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", points[-1])
+    ActionChains(browser).move_to_element(points[-1]).perform()
+    assert tip.is_displayed()
+    assert tip.text == named[-1]
+    assert "most" in tip.text
+    ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
+    assert not tip.is_displayed()
+    browser.execute_script("arguments[0].focus()", points[0])
+    ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
+    assert tip.text == named[1]
+
+
+def contrast(one: str, two: str) -> float:
+    """WCAG's ratio of two colours as `rgb(…)`."""
+
+    def luminance(colour: str) -> float:
+        parts = [float(x) / 255 for x in re.findall(r"[\d.]+", colour)[:3]]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_have_contrast(browser, scheme: str):
+    media(browser, prefers_color_scheme=scheme)
+    script = """
+        const probe = document.body.appendChild(document.createElement("span"));
+        const found = {};
+        for (const name of arguments[0]) {
+            probe.style.color = `var(--${name})`;
+            found[name] = getComputedStyle(probe).color;
+        }
+        probe.remove();
+        return found;
+    """
+    names = ["back", "card", "text", "soft", "link", "alarm", *PAIRS]
+    found = browser.execute_script(script, names)
+    assert (contrast(found["back"], "rgb(0,0,0)") < 2) == (scheme == "dark")
+    for behind in ("back", "card"):
+        for name in ("text", "soft", "link"):
+            assert contrast(found[name], found[behind]) >= 4.5, name
+        for name in ("alarm", *PAIRS):
+            assert contrast(found[name], found[behind]) >= 3, name
+    labels = browser.find_elements("css selector", "svg.chart text")
+    shown = browser.execute_script("return getComputedStyle(arguments[0]).fill", labels[0])
+    assert shown == found["text"]
+
+
+def test_a_phone_does_not_scroll_sideways(browser):
+    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 400
+        small = """return [...document.querySelectorAll("svg.chart text")]
+            .map(t => t.getBoundingClientRect().height).filter(h => h < 8).length"""
+        assert browser.execute_script(small) == 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_prints_light_and_whole(browser):
+    media(browser, media="print", prefers_color_scheme="dark")
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    assert browser.execute_script(style, "nav", "display") == "none"
+    assert browser.execute_script(style, "body", "color") == "rgb(31, 35, 40)"
+    media(browser)
+    paper = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    assert base64.b64decode(paper["data"]).startswith(b"%PDF")
+    assert (
+        browser.execute_script(
+            "return document.querySelectorAll('details:not([open]):not(.long)').length"
+        )
+        == 0
+    )
+
+
+def test_it_can_be_heard(browser):
+    """Text alternatives, a language, one main heading, headers with a scope, ids used once."""
+    count = browser.execute_script
+    assert count("return document.documentElement.lang") == "en"
+    assert count("return document.querySelectorAll('h1').length") == 1
+    assert count("return document.querySelectorAll('img:not([alt]), img[alt=\"\"]').length") == 0
+    assert count("return document.querySelectorAll('svg.chart:not([aria-label])').length") == 0
+    assert count("return document.querySelectorAll('th:not([scope])').length") == 0
+    ids = count("return [...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    broken = """return [...document.querySelectorAll("use")].map(u => u.getAttribute("href"))
+        .filter(h => !document.getElementById(h.slice(1))).length"""
+    assert count(broken) == 0

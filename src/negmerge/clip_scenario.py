@@ -186,7 +186,7 @@ class ClipScenario:
         """What every model of this problem depends on."""
         train = self.forget[0]
         own = [train.fingerprint, self._words(self.recipe.data.name, train.classes)]
-        trained = identity(self.parts["train"].tolist(), LEAST)
+        trained = [self._places["train"], LEAST]
         return [own, trained, self.source.fingerprint, self.clip.freeze, self.clip.linear]
 
     @property
@@ -194,8 +194,12 @@ class ClipScenario:
         """What every score depends on beside the weights."""
         names = self.control[1].classes
         sets = [images.fingerprint for images in (*self.forget, *self.control)]
-        where = {name: part.tolist() for name, part in self.parts.items()}
-        return [sets, identity(where), self._words(self.clip.control.name, names), self.identity]
+        return [sets, self._places, self._words(self.clip.control.name, names), self.identity]
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """A hash of who is in each part."""
+        return {name: identity(part.tolist()) for name, part in self.parts.items()}
 
     def describe(self) -> dict[str, Any]:
         """The sizes of all parts and what the model is, for the record."""

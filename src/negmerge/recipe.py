@@ -113,10 +113,10 @@ class Recipe(Strict):
                     f"{method.title} needs the members: set pool.keep to true or leave it out"
                 )
         if self.clip is not None:
-            self._fits_clip()
+            self._fits_clip(self.clip.control)
         return self
 
-    def _fits_clip(self) -> None:
+    def _fits_clip(self, control: Data) -> None:
         for field, usual in (("split", Split()), ("retrain", None), ("train", HyperParameters())):
             if getattr(self, field) != usual:
                 raise ValueError(
@@ -124,8 +124,10 @@ class Recipe(Strict):
                 )
         if self.model.weights is not None or self.model.init is not None:
             raise ValueError("model: clip.pretrained names the weights of a CLIP")
-        if self.clip is not None and self.clip.control.limit.train is not None:
+        if control.limit.train is not None:
             raise ValueError("clip.control.limit.train: nothing is trained on the control set")
+        if control.name == self.data.name:
+            raise ValueError(f"clip.control: {control.name} is what is forgotten; name another set")
 
     @property
     def criterion(self) -> str:

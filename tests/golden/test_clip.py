@@ -102,6 +102,7 @@ def test_openai_weights_switch_quickgelu_on_and_say_so():
     assert same.quick_gelu
     assert not same.notes
     assert not ClipSource("ViT-B-32", "laion2b_s34b_b79k").quick_gelu
+    assert ClipSource("roberta-ViT-B-32", "laion2b_s12b_b32k").quick_gelu  # by its configuration
 
 
 @pytest.mark.parametrize(

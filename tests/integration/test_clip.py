@@ -227,6 +227,13 @@ def test_halving_and_a_pool_drawn_from_the_grid(here: Path, tmp_path: Path):
     assert not torch.equal(load_tensors(member)[0][name], base[name])
 
 
+def test_heads_are_built_once(here: Path, finished: Path):
+    before = {p: p.stat().st_mtime_ns for p in (here / "cache" / "heads").iterdir()}
+    assert len(before) >= 2
+    ClipScenario(load_recipe("tiny.yaml")).check()
+    assert before == {p: p.stat().st_mtime_ns for p in (here / "cache" / "heads").iterdir()}
+
+
 def test_a_new_control_set_keeps_the_pool(here: Path, tmp_path: Path):
     few = ["methods=[consensus]", "pool.subset={count: 1}"]
     run_here(tmp_path / "run", *few)
@@ -244,6 +251,7 @@ def test_a_new_control_set_keeps_the_pool(here: Path, tmp_path: Path):
         ("model.name=ViT-B-32", "clip.pretrained: not given; ViT-B-32 has the tags openai"),
         ("clip.pretrained=openai", "has its own weights"),
         ("clip.control.name=cifar11", "unknown data set"),
+        ("clip.control.name=mnist", "mnist is what is forgotten"),
         ("clip.control.limit={train: 5}", "nothing is trained on the control set"),
         ("data.size=32", "a CLIP says itself what it is shown"),
         ("split.validation=0.1", "split: a CLIP is given"),

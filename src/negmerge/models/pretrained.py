@@ -106,19 +106,12 @@ class ClipSource:
     def quick_gelu(self) -> bool:
         """Whether the activation is OpenAI's approximation, as the weights were trained with."""
         own = bool(self.config["model_cfg"].get("quick_gelu", False))
-        if self._tag is None:
-            return own
-        theirs = bool(self._tag.get("quick_gelu", False))
-        if own and not theirs:
-            raise OptionError(
-                f"model.name {self.name}: computes QuickGELU, but the weights "
-                f"{self.pretrained!r} were trained without; name the architecture without it"
-            )
-        if theirs and not own:
+        theirs = bool((self._tag or {}).get("quick_gelu", False))
+        if theirs and not own:  # the contrary is no tag of an architecture with QuickGELU
             self.notes.append(
                 f"{self.name}: switched to QuickGELU, which the {self.pretrained} weights need"
             )
-        return theirs
+        return own or theirs
 
     @property
     def size(self) -> int:

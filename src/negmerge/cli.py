@@ -104,7 +104,7 @@ def reproduce(
     scale
         The paper's settings, data and backbones, which need a GPU, or smaller ones for a desk.
     out
-        Where the runs and the table go; runs/TABLE-SCALE if not given.
+        Where the runs and the tables go; runs/reproduce-SCALE if not given.
     yes
         Begin at the paper's scale; without it only the needs are said.
     """
@@ -119,7 +119,7 @@ def reproduce(
     with make_progress() as progress:
         made = make(table, scale, out, progress=progress)
     show(rendered(made))
-    print(printable(f"table: {made.folder / table}.md, .csv, .tex"))
+    print(printable(f"table: {made.folder / table}.md"))
 
 
 @app.command

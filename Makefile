@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 
 .PHONY: test demo lint bench clean
 test: $(READY) ## run the test suite
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: $(READY) ## make a small classifier forget, from data to unlearned model
 	HF_HUB_OFFLINE=1 $(BIN)/negmerge unlearn demo --out runs/demo

@@ -254,9 +254,9 @@ def test_features_are_the_kernel():
 
 def test_the_size_of_a_paper_takes_seconds_at_most():
     members, non_members = mild(np.random.default_rng(0), 10_000, 10_000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert mia.fit(members, non_members).error <= mia.ACCEPTED
-    assert time.perf_counter() - begin < 5  # libsvm: ten to twenty
+    assert time.process_time() - begin < 5  # libsvm: ten to twenty
 
 
 @pytest.mark.parametrize("where", ["retain", "test", "forget"])

@@ -96,7 +96,12 @@ def test_the_page_is_whole_and_needs_nothing(finished: Path):
     page = Run(finished).page.read_text(encoding="utf-8")
     assert "Missing from this page" not in page
     assert "A tiny run with &lt;tags&gt; &amp; more" in page
-    assert page.count('<svg class="chart"') == 11
+    parts = re.findall(r'<section id="([\w-]+)".*?</section>', page, flags=re.DOTALL)
+    drawn = re.findall(r'<section id="([\w-]+)"(?:(?!</section>).)*<svg', page, flags=re.DOTALL)
+    assert drawn == [
+        "trade-off", "pool", "sweeps", "prefixes", "by-depth", "by-component", "dissent", "attack",
+    ]  # fmt: skip
+    assert parts == ["scores", *drawn, "gradcam", "repeat"]
     assert page.count("<img ") == 4 * 5  # image, original, retrained, conflict, consensus
     assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert "http" not in re.sub(r"https?://www\.w3\.org\S+", "", page)
@@ -246,7 +251,7 @@ def test_tables_sort_both_ways(browser):
 def test_hovering_and_arrow_keys_name_a_point(browser):
     from selenium.webdriver import ActionChains, Keys
 
-    points = browser.find_elements("css selector", "#trade-off .named")
+    points = browser.find_elements("css selector", "#trade-off svg.chart:first-child .named")
     tip = browser.find_element("id", "tip")
     assert not tip.is_displayed()
     named = [point.get_attribute("aria-label") for point in points]

@@ -35,37 +35,37 @@ KNOWN = {
     "finetune": ("teal", "<"),
     "gradient_ascent": ("pink", ">"),
     "random_label": ("olive", "H"),
-    "influence": ("brown", "8"),
+    "influence": ("brown", "h"),
     "l1_sparse": ("green", "<"),
     "boundary_shrink": ("purple", ">"),
     "boundary_expand": ("red", "H"),
-    "salun": ("orange", "8"),
+    "salun": ("orange", "p"),
     "forget": ("red", "o"),
     "retain": ("blue", "o"),
     "test": ("olive", "o"),
 }
-MARKERS = "o^vsDPX<>dph8"
+MARKERS = "o^vsDPX<>dph"
 SIGNS = {"o": "●", "s": "■", "*": "★", ".": "•", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}
-SIGNS |= {"d": "♦", "p": "⬟", "h": "⬢", "<": "◀", ">": "▶", "H": "⬣", "8": "⯃"}
+SIGNS |= {"d": "♦", "p": "⬟", "h": "⬢", "<": "◀", ">": "▶", "H": "⬣"}
 
 
 def look_of(name: str) -> tuple[str, str]:
     """The colour's name and the marker of a method; a name of one's own always gets the same.
 
-    >>> look_of("consensus"), look_of("consensus-min")[0]
-    (('blue', 'o'), 'blue')
+    >>> look_of("consensus"), look_of("consensus-min")[0], look_of("salun_forget")[0]
+    (('blue', 'o'), 'blue', 'orange')
     >>> look_of("my_label") == look_of("my_label")
     True
     """
     if name in KNOWN:
         return KNOWN[name]
     number = crc32(name.encode())
-    marker = MARKERS[number // 16 % len(MARKERS)]
-    method = name.partition("-")[0]
-    if method in KNOWN:
-        return KNOWN[method][0], marker
-    colours = [colour for colour in PAIRS if colour not in ("grey", "ink", "blue")]
-    return colours[number % len(colours)], marker
+    own = [method for method in KNOWN if name.startswith((f"{method}-", f"{method}_"))]
+    free = [colour for colour in PAIRS if colour not in ("grey", "ink", "blue")]
+    colour = KNOWN[max(own, key=len)][0] if own else free[number % len(free)]
+    taken = {marker for other, marker in KNOWN.values() if other == colour}
+    markers = [marker for marker in MARKERS if marker not in taken]
+    return colour, markers[number // 16 % len(markers)]
 
 
 def sign_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -49,19 +50,19 @@ class Table:
     caption: str
     frame: pd.DataFrame
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         return [c for c in map(str, self.frame) if not c.endswith(("_low", "_high"))]
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         return [LABELS.get(name, name.replace("_", " ")) for name in self.columns]
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         return [self.frame[name].dtype.kind in "iuf" for name in self.columns]
 
-    @property
+    @cached_property
     def rows(self) -> list[list[Cell]]:
         """The cells, formatted.
 
@@ -90,7 +91,7 @@ class Table:
             return Cell(text, value)
         return Cell(str(value), str(value))
 
-    @property
+    @cached_property
     def _whole(self) -> set[str]:
         """Columns of counts, which are floats only where some are missing."""
         return {"samples_processed", "elements", "nonzero"} & set(self.columns)

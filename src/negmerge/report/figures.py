@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from negmerge.inspection import natural
 from negmerge.report.charts import INK, Chart, paint
@@ -17,25 +17,38 @@ FEW_ROWS = 40
 """Of a figure by group; beyond, names on the axis would overlap."""
 
 
+NEAR = 0.9
+"""Methods that keep this share of the original's retain accuracy get a drawing of their own."""
+
+
 def trade_off(scores: pd.DataFrame, members: pd.DataFrame | None) -> list[str]:
-    """Retain accuracy against forget error for each pool member and each method (Figure 1a)."""
-    chart = Chart(
-        "trade-off",
-        "Retain accuracy against forget error, for each pool member and each method",
-        "forget error: 100 − accuracy on the forget set, %",
-        "accuracy on the retain set, %",
-        height=4.2,
-    )
-    if members is not None:
-        for row in records(members):
-            error = 100 - row["acc_forget"]
-            name = f"member {row['member']} (λ = {row['scale']:g}): {_both(row)}"
-            chart.point(error, row["acc_retain"], "members", name, size=9, alpha=0.75)
-    for row in records(scores):
+    """Retain accuracy against forget error for each pool member and each method (Figure 1a).
+
+    Where some methods lose much, a second drawing shows those that do not.
+    """
+    rows = [row | {"look": row["method"], "name": row["method"]} for row in records(scores)]
+    own = [] if members is None else records(members)
+    alone = [row | {"look": "members", "name": f"member {row['member']}"} for row in own]
+    rows = [*alone, *rows]
+    least = NEAR * records(scores)[0]["acc_retain"]
+    near = [row for row in rows if row["acc_retain"] >= least]
+    title = "Retain accuracy against forget error, for each pool member and each method"
+    drawings = [_scatter("trade-off", title, rows)]
+    if 2 < len(near) < len(rows):
+        share = f"those that keep {100 * NEAR:.0f} % of the original's retain accuracy"
+        drawings.append(_scatter("trade-off-near", f"{title}: {share}", near))
+    return drawings
+
+
+def _scatter(id: str, title: str, rows: list[Row]) -> str:
+    forget = "forget error: 100 − accuracy on the forget set, %"
+    chart = Chart(id, title, forget, "accuracy on the retain set, %", height=4.2)
+    for row in rows:
         scale = f" (λ = {row['scale']:g})" if row.get("scale", np.nan) >= 0 else ""
-        error, name = 100 - row["acc_forget"], f"{row['method']}{scale}: {_both(row)}"
-        chart.point(error, row["acc_retain"], row["method"], name, size=10)
-    return [chart.svg()]
+        size = 9 if row["look"] == "members" else 10
+        name = f"{row['name']}{scale}: {_both(row)}"
+        chart.point(100 - row["acc_forget"], row["acc_retain"], row["look"], name, size=size)
+    return chart.svg()
 
 
 def spread(scores: pd.DataFrame, members: pd.DataFrame) -> list[str]:
@@ -213,6 +226,8 @@ def attack(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
             if row["member"]:
                 chart.axes.axvspan(row["low"], row["high"], color=INK, alpha=0.07, linewidth=0)
         chart.axes.set_xlim(0, 1)
+        chart.axes.set_yscale("log")  # most images are at the right end
+        chart.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         charts.append(chart.svg())
     return charts
 

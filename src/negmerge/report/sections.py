@@ -82,6 +82,11 @@ def trade_off(given: Material) -> Section:
         members, names = None, []
         text += f" Without the pool: {missing}."
     drawings = figures.trade_off(given.frame, members)
+    if len(drawings) > 1:
+        share = f"{100 * figures.NEAR:.0f} %"
+        text += (
+            f" The second drawing has those that keep {share} of the original's retain accuracy."
+        )
     return Section("trade-off", "Kept against forgotten", text, drawings, [*given.methods, *names])
 
 
@@ -153,7 +158,7 @@ def attack(given: Material) -> Section:
     text = (
         "The attack sees one number per image, the probability of its true class; where it is "
         "shaded it takes the image for one that was trained on. A model that forgot gives the "
-        "forget set the curve of the test set, not of the retain set."
+        "forget set the curve of the test set, not of the retain set. The scale is logarithmic."
     )
     frame = collect.attack_frame(given.run, given.scores)
     first = given.scores["methods"][0]["method"]

@@ -48,7 +48,9 @@ def interval(percent: float, n: int) -> tuple[float, float]:
     share = percent / 100
     middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z * sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
+    # Rounding must not put 0 or 100 % outside its own interval.
+    low, high = max(100 * (middle - half), 0.0), min(100 * (middle + half), 100.0)
+    return min(low, percent), max(high, percent)
 
 
 def score(found: Mapping[str, Predictions]) -> dict[str, Any]:

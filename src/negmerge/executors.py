@@ -124,6 +124,16 @@ _context: Any = None
 _counts: Any = None
 
 
+def keep_memory() -> None:
+    """Let the process keep what it frees, for its next step; without it, every layer's memory goes
+    back to the system and is faulted in anew, which can cost half as much as the computation."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
 def _start(make: Callable[[], Any], counts: Any, parent: int, started: Any) -> None:
     """Prepare a worker: it dies with its parent, leaves interrupts to it, and has one GPU."""
     global _context, _counts
@@ -132,6 +142,7 @@ def _start(make: Callable[[], Any], counts: Any, parent: int, started: Any) -> N
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_memory()
     import torch
 
     with started.get_lock():

@@ -47,6 +47,8 @@ def crop_and_flip(
 
     pixels: all images (n, height, width, channels). picked: the ones wanted. padding: of the crop.
     """
+    if not (padding or flip):
+        return pixels[picked]
     out = np.zeros((len(picked), *pixels.shape[1:]), np.uint8)
     height, width = pixels.shape[1:3]
     chance = draws(seed, picked, 3)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +22,7 @@ from negmerge.pipeline import Pipeline
 from negmerge.progress import Quiet
 from negmerge.recipe import load_recipe
 from negmerge.rundir import Run
+from running import start
 
 TINY = """
 title: A tiny CLIP
@@ -57,13 +55,6 @@ def place(tmp_path_factory) -> Path:
     make_clip(folder / "clip", folder / "data", folder / "cache")
     (folder / "tiny.yaml").write_text(TINY)
     return folder
-
-
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    known = os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "negmerge.cli", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=place, env=known, text=True, stdout=pipe, stderr=pipe)
 
 
 @pytest.fixture(scope="module")

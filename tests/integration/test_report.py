@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +21,7 @@ from negmerge.recipe import check_recipe
 from negmerge.report.colours import PAIRS
 from negmerge.rundir import Run
 from negmerge.scenario import Scenario
+from running import negmerge
 
 TINY = """
 title: A tiny run with <tags> & more
@@ -40,20 +38,6 @@ methods:
   - {name: finetune, options: {epochs: 1}}
 search: {stop: 1.0, count: 5, samples: 60}
 """
-
-
-def negmerge(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "negmerge.cli", *arguments],
-        cwd=place,
-        env=os.environ | {"NEGMERGE_CACHE": str(place / "cache")},
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr or done.stdout
-    return done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")

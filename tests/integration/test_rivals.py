@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from negmerge.progress import Quiet
 from negmerge.recipe import load_recipe
 from negmerge.rundir import Run
 from negmerge.scenario import Scenario
+from running import negmerge
 
 RECIPE = """
 title: Rivals
@@ -33,18 +31,6 @@ methods:
   - {name: random_label, label: blind, options: {epochs: 1, use_retain: false}, tune: true}
 search: {count: 3, samples: 40, tries: 2}
 """
-
-
-def negmerge(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "negmerge.cli", *arguments],
-        cwd=place,
-        env=os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "COLUMNS": "150"},
-        text=True,
-        capture_output=True,
-    )
-    assert done.returncode == code, done.stderr or done.stdout
-    return done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")

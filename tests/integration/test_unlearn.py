@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import negmerge as nm
 from negmerge.recipe import load_recipe
 from negmerge.rundir import without_seconds
 from negmerge.scenario import Scenario
+from running import negmerge, start
 
 TINY = """
 title: A tiny run
@@ -45,26 +44,6 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unlearn")
     (folder / "tiny.yaml").write_text(TINY)
     return folder
-
-
-def start(place: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "negmerge.cli", *arguments]
-    known = os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        command,
-        cwd=place,
-        env=known | environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def negmerge(place: Path, *arguments: str, code: int = 0, **environment: str):
-    process = start(place, *arguments, **environment)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, err or out
-    return out, err
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from negmerge.errors import FileError, MismatchError, OptionError, shown
 from negmerge.files import file_digest
 from negmerge.models.prompts import Prompts, open_clip
 from negmerge.models.transformers_clip import model_config, renamed, translated
-from negmerge.models.weights import load_tensors
+from negmerge.models.weights import check_fit, load_tensors
 
 ASSETS = Path(str(files("negmerge") / "assets"))
 CONFIG, FOREIGN = "open_clip_config.json", "config.json"
@@ -239,14 +239,7 @@ class ClipSource:
         wanted = clip.state_dict()
         if not self.speaks:
             wanted = {k: v for k, v in wanted.items() if k.startswith("visual.") or k in tensors}
-        for name in sorted(wanted.keys() | tensors.keys()):
-            here, there = wanted.get(name), tensors.get(name)
-            if here is None or there is None or here.shape != there.shape:
-                found = "has no such tensor" if there is None else f"has shape {tuple(there.shape)}"
-                need = "none" if here is None else f"{tuple(here.shape)}"
-                raise MismatchError(
-                    f"{self.weights} {shown(name)}: the file {found}, {self.name} wants {need}"
-                )
+        check_fit(self.weights, tensors, wanted, self.name, "check model.name")
         clip.load_state_dict(tensors, strict=False)  # all that must be there is
         return clip.float()
 

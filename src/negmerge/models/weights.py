@@ -89,13 +89,23 @@ def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> Non
                 name not in tensors or tensors[name].shape != wanted[name].shape
             ):
                 tensors[name] = wanted[name]
+    check_fit(path, tensors, wanted, "the model", "check model.name and the number of classes")
+    model.load_state_dict(tensors)
+
+
+def check_fit(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    model: str,
+    remedy: str,
+) -> None:
+    """Raise unless a file has every tensor that is wanted, in its shape, and no other."""
     for name in sorted(wanted.keys() | tensors.keys()):
         here, there = wanted.get(name), tensors.get(name)
         if here is None or there is None or here.shape != there.shape:
             found = "has no such tensor" if there is None else f"has shape {tuple(there.shape)}"
             need = "none" if here is None else f"{tuple(here.shape)}"
             raise MismatchError(
-                f"{path} {shown(name)}: the file {found}, the model wants {need}; "
-                "check model.name and the number of classes"
+                f"{path} {shown(name)}: the file {found}, {model} wants {need}; {remedy}"
             )
-    model.load_state_dict(tensors)

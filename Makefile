@@ -3,9 +3,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test demo lint bench clean
+.PHONY: test tables demo lint bench clean
 test: $(READY) ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+tables: $(READY) ## make every table of the paper from the desk recipes, with very little data
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m tables
 
 demo: $(READY) ## make a small classifier forget, from data to unlearned model
 	HF_HUB_OFFLINE=1 $(BIN)/negmerge unlearn demo --out runs/demo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,14 @@ def png(pixels: np.ndarray) -> dict[str, object]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-def make_sets(root: Path, train: int = 120, test: int = 60) -> Path:
-    """Mirrors of two data sets; each class is a pattern of its own under noise."""
-    for number, (name, classes) in enumerate(CLASSES.items()):
+def make_sets(
+    root: Path,
+    train: int = 120,
+    test: int = 60,
+    sets: Mapping[str, Sequence[str]] = CLASSES,
+) -> Path:
+    """Mirrors of data sets; each class is a pattern of its own under noise."""
+    for number, (name, classes) in enumerate(sets.items()):
         source = resolve(name)
         rng = np.random.default_rng(number)
         patterns = rng.normal(0, 1, (len(classes), 4, 4, 3)).repeat(4, 1).repeat(4, 2)
@@ -58,7 +64,7 @@ def make_sets(root: Path, train: int = 120, test: int = 60) -> Path:
             noisy = patterns[labels] + rng.normal(0, 0.9, (count, 16, 16, 3))
             pixels = (128 + 50 * noisy).clip(0, 255).astype(np.uint8)
             features = Features(
-                {source.image: ImageFeature(), source.label: ClassLabel(names=classes)}
+                {source.image: ImageFeature(), source.label: ClassLabel(names=list(classes))}
             )
             rows = {source.image: [png(one) for one in pixels], source.label: labels}
             table = Dataset.from_dict(rows, features=features)

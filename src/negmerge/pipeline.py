@@ -254,7 +254,7 @@ class Pipeline(Workshop):
             one = found[title]
             one.choice = choose(read_rows(merged[title].out), self.criterion, reference)
             one.evaluations += self.evaluations_of(f"sweeps/{title}")
-            one.seconds += self.seconds_of(f"sweeps/{title}")
+            one.searching = self.seconds_of(f"sweeps/{title}")
             one.sweeps = [title]
         for method in searched:
             found[method.title] = self.single_best(method.title, pool)
@@ -287,8 +287,9 @@ class Pipeline(Workshop):
         units = [f"sweeps/{one}" for one in titles]
         evaluations, seconds = sum(map(self.evaluations_of, units)), self.seconds_of(*units)
         detail = {"member": member.id, "settings": member.settings.model_dump(mode="json")}
+        merging = self.seconds_of(f"patches/{title}")
         choice = self.alone[best][1]
-        return Found(choice, patch, evaluations, seconds, pool, titles, detail=detail)
+        return Found(choice, patch, evaluations, merging, pool, seconds, titles, detail=detail)
 
     def greedy(self, method: Method, pool: list[Job]) -> Found:
         """Members join the mean while a loss falls; λ comes later.
@@ -326,6 +327,7 @@ class Pipeline(Workshop):
             identity(method.name, [job.id for job in kept], buffers),
             lambda out: merge(base, [job.out for job in kept], "uniform", out=out, buffers=buffers),
         )
+        seconds += self.seconds_of(f"patches/{method.title}")
         choice, added = Choice(method.add or 0.0, 0.0, edge=False), method.add is not None
         return Found(choice, patch, evaluations, seconds, pool, added=added, detail=detail)
 

@@ -28,7 +28,7 @@ NOT_OURS = {"paper_number", "paper_config"}
 
 def made_up(recipe: Recipe) -> dict:
     """Scores as a run of the recipe gives them, all numbers 50."""
-    row = dict.fromkeys(METRICS, 50.0)
+    row = dict.fromkeys((*METRICS, "seconds_merge"), 50.0)
     clip = recipe.clip is not None
     methods = []
     for method in recipe.methods:
@@ -97,6 +97,8 @@ def test_a_mean_over_data_sets_and_a_spread_over_trials():
     assert line.spread("acc_forget") is None
     (line,) = compare(table, [(0, {}, rows[0]), (0, {}, rows[1])])
     assert line.spread("acc_forget") == pytest.approx(2**0.5)
+    (both,) = compare(table, [(k, {}, one) for one in rows[:2] for k in (0, 1)])
+    assert both.spread("acc_forget") == pytest.approx(2**0.5)  # of the means over the parts
     found = frame([line]).iloc[0]
     assert (found["acc_forget"], found["acc_forget_difference"]) == (2.0, -8.0)
 

@@ -12,10 +12,11 @@ from scipy.stats import kendalltau
 
 from negmerge.recipe import Recipe
 from negmerge.reproduction.experiments import Part
+from negmerge.rivals import rivals
 
 Row = dict[str, Any]
 
-METRICS = ("sparsity", "acc_forget", "acc_retain", "acc_test", "mia", "avg_gap")
+METRICS = ("sparsity", "acc_forget", "acc_retain", "acc_test", "mia", "avg_gap", "seconds")
 RANKED = ("avg_gap", "acc_forget")
 """The first of these that a table prints is what its methods are ranked by; smaller is better."""
 
@@ -40,9 +41,12 @@ class Line:
         return mean(map(mean, found.values())) if found else None
 
     def spread(self, metric: str) -> float | None:
-        """The standard deviation over the trials, if they are of one part."""
+        """The standard deviation over the trials, if every part has the same."""
         found = list(self.measured.get(metric, {}).values())
-        return stdev(found[0]) if len(found) == 1 and len(found[0]) > 1 else None
+        trials = {len(own) for own in found}
+        if len(trials) != 1 or trials == {1}:
+            return None
+        return stdev(map(mean, zip(*found, strict=True)))
 
 
 def measured_rows(
@@ -63,10 +67,11 @@ def measured_rows(
         name = PRINTED_NAMES.get(method.name, method.name)
         reduce = method.options.get("reduce", "mean")
         own = row | {"method": name if reduce == "mean" else f"{name}_{reduce}"}
+        own["seconds"] = row.get("seconds_merge")  # what the paper's seconds are
         if "members" in row:
             own["n_models"] = part.members.get(row["members"], row["members"])
-        if method.options.keys() - {"reduce", "use_retain"}:
-            continue  # a variant that the paper does not have
+        if method.name not in rivals and method.options.keys() - {"reduce"}:
+            continue  # a rule that the paper does not have
         if method.subset is None:
             rows.append(own)
             rows += _anatomy(own)

@@ -64,12 +64,14 @@ def reproduce(
     out: Path | None = None,
     changes: Sequence[str] = (),
     progress: Progress | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Reproduction:
     """Make a table of the paper; run again, it goes on.
 
     out: where runs and tables go; runs/reproduce-SCALE if not given. Tables that need the same run
         share it there.
     changes: `key=value` for every recipe.
+    seeds: of the trials; as many as the paper's, or one on a desk, if not given.
     """
     wanted, printed = experiment(table), published()[table]
     folder = Path("runs") / f"reproduce-{scale}" if out is None else out
@@ -78,7 +80,7 @@ def reproduce(
     found: list[tuple[int, dict[str, Any], list[Row]]] = []
     pages: list[Path] = []
     for number, part in enumerate(wanted.parts(scale)):
-        for seed in wanted.trials(scale):
+        for seed in wanted.trials(scale) if seeds is None else seeds:
             recipe = part.load(seed, changes)
             done = run(recipe, folder / name_of(part.recipe, recipe), progress=progress or Quiet())
             if not done.page.exists():
@@ -147,12 +149,17 @@ def rendered(made: Reproduction) -> list[RenderableType]:
 
 
 def _cell(row: dict[Any, Any], metric: str) -> str:
-    """The number, the printed one, and how far off it is: green within a point, red beyond five."""
+    """The number, the printed one, and how far off it is: green within a point, red beyond five.
+
+    Seconds are another machine's, and have no colour.
+    """
     found, printed = row.get(metric), row[f"{metric}_paper"]
     if printed != printed:
         return ""
     if found is None or found != found:
         return f"– ({printed:.2f})"
     off = found - printed
+    if metric == "seconds":
+        return f"{found:.2f} ({printed:.0f})"
     colour = "green" if abs(off) <= 1 else "yellow" if abs(off) <= 5 else "red"
     return f"{found:.2f} ({printed:.2f}) [{colour}]{off:+.2f}[/]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from negmerge.errors import NegMergeError, OptionError, printable
+from negmerge.arguments import key_values, signed_scale, size
+from negmerge.errors import NegMergeError, printable
 from negmerge.interrupts import listen
 from negmerge.progress import make_progress
+from negmerge.terminal import human, say, show, warn
 
 app = App(
     name="negmerge",
@@ -408,81 +409,6 @@ def convert(
 
     count = run(file, out, trust=trust, key=key, strip_prefix=strip_prefix)
     print(printable(f"{out}: {count} tensors, {human(out.stat().st_size)}"))
-
-
-# ------------------------------------------------------------------------------------------ helpers
-
-
-def key_values(pairs: list[str]) -> dict[str, str]:
-    """Parse key=value options.
-
-    >>> key_values(["quorum=0.8"])
-    {'quorum': '0.8'}
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise OptionError(f"--option {pair!r}: wanted key=value")
-        if key in found:
-            raise OptionError(f"--option {key}: given twice")
-        found[key] = value
-    return found
-
-
-def size(text: str, where: str) -> int:
-    """Parse a size in bytes.
-
-    >>> size("1.5GiB", "--max-memory"), size("500MB", "--max-memory")
-    (1610612736, 500000000)
-    """
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
-    if not match or float(match[1]) == 0:
-        raise OptionError(f"{where} {text!r}: wanted a size such as 500MB or 2GiB")
-    step = 1024 if match[3] else 1000
-    return int(float(match[1]) * step ** " KMGT".index(match[2].upper() or " "))
-
-
-def human(count: Any) -> str:
-    """A number of bytes for people.
-
-    >>> human(37_763_689)
-    '37.8 MB'
-    """
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    power = min(len(str(int(count))) - 1, 14) // 3
-    return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
-
-
-def signed_scale(negate: float | None, add: float | None) -> float:
-    """λ with the sign of the verb; λ itself is never negative."""
-    if (negate is None) == (add is None):
-        raise OptionError("name either --negate λ or --add λ")
-    scale = negate if negate is not None else add
-    assert scale is not None
-    verb = "--negate" if negate is not None else "--add"
-    if not 0 <= scale < float("inf"):
-        raise OptionError(f"{verb} {scale}: λ must be a finite number ≥ 0; the sign is in the verb")
-    return -scale if negate is not None else scale
-
-
-def show(tables: list[Any]) -> None:
-    """Print tables and lines for people; on a pipe they keep their width."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for table in tables:
-        console.print(table, markup=not isinstance(table, str), highlight=False)
-
-
-def say(result: dict[str, Any], line: str, as_json: bool) -> None:
-    """Print a result, for people or for machines."""
-    print(json.dumps({"event": "result"} | result) if as_json else printable(line))
-
-
-def warn(line: str) -> None:
-    """Print a line about something that deserves attention."""
-    print(f"warning: {line}", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> None:

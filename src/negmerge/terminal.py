@@ -1,0 +1,39 @@
+"""What the command line prints, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from negmerge.errors import printable
+
+
+def human(count: Any) -> str:
+    """A number of bytes for people.
+
+    >>> human(37_763_689)
+    '37.8 MB'
+    """
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    power = min(len(str(int(count))) - 1, 14) // 3
+    return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
+
+
+def show(tables: list[Any]) -> None:
+    """Print tables and lines for people; on a pipe they keep their width."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for table in tables:
+        console.print(table, markup=not isinstance(table, str), highlight=False)
+
+
+def say(result: dict[str, Any], line: str, as_json: bool) -> None:
+    """Print a result, for people or for machines."""
+    print(json.dumps({"event": "result"} | result) if as_json else printable(line))
+
+
+def warn(line: str) -> None:
+    """Print a line about something that deserves attention."""
+    print(f"warning: {line}", file=sys.stderr)

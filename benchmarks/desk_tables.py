@@ -24,6 +24,8 @@ from negmerge.reproduction.experiments import experiments
 from negmerge.reproduction.reproduce import Reproduction, reproduce
 
 RESULTS = Path(__file__).parent / "results"
+COUNTED = ("B1", "B4")
+"""Tables with which everything that their runs measured is recorded."""
 COSTS = ("acc_forget", "acc_retain", "scale", "sparsity", "seconds_merge", "evaluations")
 
 
@@ -39,7 +41,7 @@ def record(made: Reproduction, seeds: list[int], minutes: float) -> dict[str, An
         "minutes": round(minutes, 1),
         "notes": notes,
         "rows": json.loads(frame.to_json(orient="records")),
-        "runs": costs(made) if made.table == "T1" else {},
+        "runs": costs(made) if made.table in COUNTED else {},
     }
 
 

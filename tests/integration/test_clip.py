@@ -125,6 +125,17 @@ def test_the_cost_is_counted_in_evaluations(finished: Path):
     assert rows["greedy-added"]["evaluations"] == 2 * MEMBERS - 1
 
 
+def test_the_seconds_are_those_of_pool_merge_and_search(finished: Path):
+    scores = scores_of(finished)
+    pool = sum(member["seconds"] for member in scores["pool"])
+    for row in scores["methods"]:
+        assert row["seconds_merge"] > 0
+        assert (row["seconds_search"] > 0) == (row.get("direction") != "add")
+        if row["members"] == MEMBERS:
+            after = row["seconds_merge"] + row["seconds_search"]
+            assert row["seconds"] == pytest.approx(pool + after)
+
+
 def test_what_is_frozen_keeps_its_bits_and_is_counted(finished: Path):
     base, _ = load_tensors(finished / "base.safetensors")
     assert not any(name.startswith("transformer.") for name in base)

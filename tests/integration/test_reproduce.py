@@ -27,6 +27,7 @@ NOT_OURS = {"paper_number", "paper_config"}
 SMALL = ["pool.settings.epochs=1", "search.count=3", "search.limit=null", "workers=1"]
 CLASSIFIER = [
     "data.limit={train: 300, test: 100}", "data.root=data", "train.epochs=2", "search.samples=60",
+    "search.tries=2",
     *SMALL,
 ]  # fmt: skip
 CLIP = [

@@ -51,9 +51,10 @@ def rows_of(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard deviation over the seeds."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.2f} ± {deviation:.2f}"
+    """Mean and standard deviation over the seeds, if there are several."""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 def table(runs: list[dict[str, dict[str, Any]]]) -> list[str]:

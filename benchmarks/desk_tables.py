@@ -63,7 +63,8 @@ def cell(row: dict[str, Any], metric: str) -> str:
         return ""
     deviation = row.get(f"{metric}_std")
     own = f"{row[metric]:.2f}" if deviation is None else f"{row[metric]:.2f} ± {deviation:.2f}"
-    return f"{own} ({row[f'{metric}_paper']:.2f})" if row.get(f"{metric}_paper") else own
+    printed = row.get(f"{metric}_paper")
+    return own if printed is None else f"{own} ({printed:.2f})"
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

@@ -12,14 +12,15 @@ from math import copysign
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 from numpy.typing import NDArray
+
+from negmerge.jit import compiled
 
 Singles = NDArray[np.float32]
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def checksum(words: NDArray[np.uint64], first: int, keys: NDArray[np.uint64]) -> Any:
     """As `fingerprint.checksum`."""
     low, half, phi = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)
@@ -43,7 +44,7 @@ def differ(one: Any, two: Any) -> bool:
     return one != two or copysign(1.0, one) != copysign(1.0, two)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def add_sparse(
     base: Singles, bits: NDArray[np.uint8], values: Singles, scale: float
 ) -> tuple[Any, Any]:
@@ -67,7 +68,7 @@ def add_sparse(
     return changed, finite
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def add_dense(base: Singles, values: Singles, scale: float) -> tuple[Any, Any]:
     """Add scale · values where they are not zero; returns as `add_sparse`."""
     changed = 0

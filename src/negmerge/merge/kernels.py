@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, register_jitable
 from numpy.typing import NDArray
+
+from negmerge.jit import compiled
 
 STRIP = 2048
 Array = NDArray[Any]
@@ -336,7 +338,7 @@ def new_state(fold: Fold) -> State:
     return tuple(np.zeros(STRIP, "i4" if name in COUNTS else "f8") for name in STATISTICS[fold])
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def count_dissent(rows: Array, count: int, counts: Array) -> None:
     """Add, for each member, the elements where it alone keeps the others from agreeing."""
     n = rows.shape[0] - 1

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload, register_jitable
 
+from negmerge.jit import compiled
 from negmerge.merge.kernels import STRIP, Array, Fold, State, bits_of, lowest_bit
 
 NOT_FINITE, NOT_READ = -1, -2
@@ -49,7 +50,7 @@ def _element(state: Any, i: Any) -> Callable[..., Any]:
     return picks[len(state)]
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def widen(raw: Array, half: int, count: int, rows: Array) -> None:
     """Widen 16-bit floats to float32, exactly; half: BFLOAT16 or FLOAT16."""
     halves, bits = raw.view(np.uint16), rows.view(np.uint32)
@@ -69,7 +70,7 @@ def widen(raw: Array, half: int, count: int, rows: Array) -> None:
             bits[k, i] |= special | ((word & np.uint32(0x8000)) << np.uint32(16))
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def add_checksums(
     words: Array, first: int, last: int, number: int, keys: Array, sums: Array
 ) -> None:
@@ -96,7 +97,7 @@ _pread = types.ExternalFunction(
 )
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def read_rows(
     descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
 ) -> int:
@@ -218,7 +219,7 @@ def segment_kernel(
     conclude, emit = _conclusion(finish, packs), pack if packs else settle
     stamp = _stamp(fold) ^ (0 if finish is None else _stamp(finish))
 
-    @njit(nogil=True, cache=True, error_model="numpy")
+    @compiled(error_model="numpy")
     def kernel(
         descriptors: Array,
         offsets: Array,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from negmerge.header import TensorInfo
+from negmerge.jit import compiled
 from negmerge.merge.inputs import Inputs
 from negmerge.merge.kernels import STRIP
 from negmerge.merge.rules import Constants, Rule
@@ -207,7 +207,7 @@ class Search:
                 )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) -> None:
     """|θₖ − θ₀| of member g, counted from 0, or |mean of all of them|, from `start` on."""
     size = out.shape[0]
@@ -227,7 +227,7 @@ def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) 
         out[i] = abs(out[i] / n)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def gather(
     rows: NDArray[Any],
     mean: bool,
@@ -260,7 +260,7 @@ def gather(
         sizes[g] = at
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def count_digits(
     bits: NDArray[np.uint64], prefix: np.uint64, shift: np.uint64, counts: NDArray[np.int64]
 ) -> None:

@@ -42,7 +42,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = njit(nogil=True, cache=True, **options)(function)
+        dispatcher: Any = njit(nogil=True, cache=True, **options)(function)
         dispatcher._cache._cache_file.__class__ = CacheFile
         return dispatcher
 

@@ -158,8 +158,8 @@ def _cell(row: dict[Any, Any], metric: str) -> str:
         return ""
     if found is None or found != found:
         return f"– ({printed:.2f})"
-    off = found - printed
     if metric == "seconds":
         return f"{found:.2f} ({printed:.0f})"
+    off = found - printed
     colour = "green" if abs(off) <= 1 else "yellow" if abs(off) <= 5 else "red"
     return f"{found:.2f} ({printed:.2f}) [{colour}]{off:+.2f}[/]"

@@ -252,6 +252,36 @@ def test_hovering_and_arrow_keys_name_a_point(browser):
     assert tip.text == named[1]
 
 
+def test_the_legend_picks_out_a_method(browser):
+    from selenium.webdriver import ActionChains, Keys
+
+    entries = browser.find_elements("css selector", "#trade-off .legend button")
+    titles = [entry.get_attribute("data-of") for entry in entries]
+
+    def bright() -> set[str]:
+        parts = browser.find_elements("css selector", "#trade-off svg [data-of]")
+        seen = [part for part in parts if float(part.value_of_css_property("opacity")) > 0.5]
+        return {part.get_attribute("data-of") for part in seen}
+
+    assert bright() == set(titles)
+    one, other = entries[titles.index("uniform")], entries[titles.index("consensus")]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", one)
+    ActionChains(browser).move_to_element(one).perform()
+    assert bright() == {"uniform"}
+    one.click()
+    ActionChains(browser).move_to_element(other).perform()
+    assert bright() == {"consensus"}
+    heading = browser.find_element("css selector", "#trade-off h2")
+    ActionChains(browser).move_to_element(heading).perform()
+    assert bright() == {"uniform"}  # a press keeps it
+    assert one.get_attribute("aria-pressed") == "true"
+    ActionChains(browser).send_keys(Keys.ENTER).perform()
+    assert bright() == set(titles)
+    browser.execute_script("arguments[0].focus()", entries[0])
+    ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
+    assert bright() == {titles[1]}
+
+
 def contrast(one: str, two: str) -> float:
     """WCAG's ratio of two colours as `rgb(…)`."""
 

@@ -1,7 +1,8 @@
 """One drawing on the page: a matplotlib axis that becomes an SVG whose points have names.
 
 Colours are put in as placeholders and leave as CSS variables, so one SVG serves a light and a dark
-page; every point carries its name for the pointer, the keyboard and screen readers.
+page; every point carries its name for the pointer, the keyboard and screen readers, and everything
+drawn the method that it is of, so that the legend can pick it out.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from matplotlib.figure import Figure
 
 from negmerge.report.colours import PAIRS, look_of
 
-INK, GRID = "#010101", "#010102"
+INK, GRID, PAPER = "#010101", "#010102", "#010103"
 _PLACE = {name: f"#0200{k:02x}" for k, name in enumerate(PAIRS)}
 _BACK = {place: f"var(--{name})" for name, place in _PLACE.items()}
-_BACK |= {INK: "currentColor", GRID: "var(--grid)"}
+_BACK |= {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--back)"}
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "negmerge",
@@ -67,7 +68,7 @@ class Chart:
 
     def __init__(self, id: str, title: str, x: str, y: str, height: float = 3.3) -> None:
         self.id, self.title = id, title
-        self.names: list[str] = []
+        self.parts: list[tuple[str, str]] = []
         with rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
             self.figure = Figure(figsize=(5.0, height), layout="constrained")
             self.axes: Axes = self.figure.add_subplot()
@@ -76,10 +77,10 @@ class Chart:
             self.axes.set_xlabel(x)
             self.axes.set_ylabel(y)
 
-    def named(self, artist: Any, name: str) -> None:
-        """Give an artist a name."""
-        artist.set_gid(f"named-{len(self.names)}")
-        self.names.append(name)
+    def part(self, artist: Any, method: str, name: str = "") -> None:
+        """Say which method an artist is of, and its name if it has one."""
+        artist.set_gid(f"part-{len(self.parts)}")
+        self.parts.append((method, name))
 
     def point(
         self, x: float, y: float, method: str, name: str, size: float = 8, **style: Any
@@ -89,18 +90,19 @@ class Chart:
         look |= {"markersize": size, "linestyle": "none", "markeredgewidth": 0.8}
         look |= style
         (artist,) = self.axes.plot([x], [y], **look)
-        self.named(artist, name)
+        self.part(artist, method, name)
 
     def line(self, x: Iterable[float], y: Iterable[float], method: str, **style: Any) -> None:
         """A line in the method's colour."""
         look: dict[str, Any] = {"color": paint(method), "linewidth": 1.6}
         look |= style
-        self.axes.plot(list(x), list(y), **look)
+        (artist,) = self.axes.plot(list(x), list(y), **look)
+        self.part(artist, method)
 
     def bar(self, place: float, value: float, method: str, name: str, **style: Any) -> None:
         """A horizontal bar."""
         (artist,) = self.axes.barh([place], [value], color=paint(method), **style)
-        self.named(artist, name)
+        self.part(artist, method, name)
 
     def level(self, value: float, text: str, along: str = "x") -> None:
         """A dashed line across, with a word on it: a target or a constraint."""
@@ -110,7 +112,9 @@ class Chart:
         where = self.axes.get_yaxis_transform() if along == "x" else self.axes.get_xaxis_transform()
         side = "right" if along == "x" else "left"
         vertical = "bottom" if along == "x" else "top"
-        self.axes.text(*at, f" {text}", transform=where, ha=side, va=vertical, fontsize=8.5)
+        clear = {"facecolor": PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0}
+        look: dict[str, Any] = {"fontsize": 8.5, "bbox": clear, "zorder": 3}  # above the lines
+        self.axes.text(*at, f" {text}", transform=where, ha=side, va=vertical, **look)
 
     def svg(self) -> str:
         """The drawing as it goes into the page."""
@@ -126,18 +130,21 @@ class Chart:
         text = re.sub(r"#0[0-9a-f]{5}\b", lambda found: _BACK.get(found[0], found[0]), text)
         text = re.sub(r" font-family: [^;]*;", "", text)  # the page's own
         text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)  # would be global
-        text = re.sub(r"<g id=\"\S+-named-(\d+)\">", self._name, text)
+        text = re.sub(r"<g id=\"\S+-part-(\d+)\">", self._tell, text)
         shape = re.search(r'viewBox="[^"]+"', text)
         assert shape is not None
         label = escape(self.title, quote=True)
         head = f'<svg class="chart" {shape[0]} role="group" aria-label="{label}">'
         return head + text[text.index(">") + 1 :].strip()
 
-    def _name(self, found: re.Match[str]) -> str:
+    def _tell(self, found: re.Match[str]) -> str:
         number = int(found[1])
-        name = escape(self.names[number], quote=True)
-        focus = 0 if number == 0 else -1  # one stop of the tab key; arrows go from point to point
+        method, name = (escape(word, quote=True) for word in self.parts[number])
+        if not name:
+            return f'<g data-of="{method}">'
+        first = not any(earlier for _, earlier in self.parts[:number])
+        focus = 0 if first else -1  # one stop of the tab key; arrows go from point to point
         return (
-            f'<g class="named" tabindex="{focus}" role="img" aria-label="{name}">'
-            f"<title>{name}</title>"
+            f'<g class="named" data-of="{method}" tabindex="{focus}" role="img" '
+            f'aria-label="{name}"><title>{name}</title>'
         )

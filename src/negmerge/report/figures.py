@@ -71,6 +71,7 @@ def spread(scores: pd.DataFrame, members: pd.DataFrame) -> list[str]:
     )
     for part in (line for lines in box.values() for line in lines):
         part.set(color=paint("members"), linewidth=1)
+        chart.part(part, "members")
     for k, row in enumerate(records(members)):
         name = f"member {row['member']} (λ = {row['scale']:g}): {_both(row)}"
         chart.point(row["acc_forget"], 1 + 0.14 * ((k % 3) - 1), "members", name, size=9, alpha=0.8)
@@ -221,7 +222,7 @@ def attack(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
             artist = chart.axes.stairs(shares, edges, color=paint(name), linewidth=1.6)
             top = rows[int(np.argmax(shares))]
             told = f"{name} under {model}: {total:,} images, {max(shares):.1f} % of them between "
-            chart.named(artist, told + f"{top['low']:g} and {top['high']:g}")
+            chart.part(artist, name, told + f"{top['low']:g} and {top['high']:g}")
         for row in next(iter(sets.values())):
             if row["member"]:
                 chart.axes.axvspan(row["low"], row["high"], color=INK, alpha=0.07, linewidth=0)

@@ -19,9 +19,10 @@ lint: $(READY) ## format, lint, types, import contract
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results
+bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results, docs/results.md
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/results_page.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "negmerge needs Python 3.11 or newer")'

@@ -15,10 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from desk_cifar10 import spread
 from machine import describe
 
 from negmerge.progress import make_progress
+from negmerge.report.export import Table
 from negmerge.reproduction.compare import METRICS
 from negmerge.reproduction.experiments import experiments
 from negmerge.reproduction.reproduce import Reproduction, reproduce
@@ -67,30 +69,24 @@ def cell(row: dict[str, Any], metric: str) -> str:
     return own if printed is None else f"{own} ({printed:.2f})"
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """A Markdown table."""
+def table(rows: list[dict[str, Any]]) -> str:
+    """A table of the paper in Markdown."""
     metrics = [m for m in METRICS if any(row.get(m) is not None for row in rows)]
     words = [k for k in rows[0] if not k.startswith(METRICS)]
-    lines = [f"| {' | '.join([*words, *metrics])} |", "|---" * len([*words, *metrics]) + "|"]
-    for row in rows:
-        cells = [str(row.get(k) or "") for k in words] + [cell(row, m) for m in metrics]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def costs_table(methods: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A Markdown table of everything a run measured, mean ± standard deviation over the seeds."""
-    lines = [
-        "| method | forget % | retain % | λ | zero % | merge seconds | evaluations |",
-        "|---|---|---|---|---|---|---|",
+    cells = [
+        {k: str(row.get(k) or "") for k in words} | {m: cell(row, m) for m in metrics}
+        for row in rows
     ]
+    return Table("", "", pd.DataFrame(cells)).markdown()
+
+
+def costs_table(methods: dict[str, list[dict[str, Any]]]) -> str:
+    """Everything a run measured, mean ± standard deviation over the seeds, in Markdown."""
+    cells: list[dict[str, str]] = []
     for method, rows in methods.items():
-        cells = [method]
-        for key in COSTS:
-            known = [row[key] for row in rows if row[key] is not None]
-            cells.append(spread(known) if known else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        known = {k: [row[k] for row in rows if row[k] is not None] for k in COSTS}
+        cells.append({"method": method} | {k: spread(v) if v else "" for k, v in known.items()})
+    return Table("", "", pd.DataFrame(cells)).markdown()
 
 
 def page(tables: dict[str, dict[str, Any]]) -> str:
@@ -98,21 +94,22 @@ def page(tables: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# The paper's tables on a desk, measured",
         "",
-        "`NEGMERGE_DATA=FOLDER python benchmarks/desk_tables.py`; the seeds, the machine and the "
-        "minutes are with each table (minutes are few where another table made the run before). "
-        "Measured, ± standard deviation over the seeds if there are several, and in brackets what "
-        "the paper has with its own networks and data. Rows that a desk does not reach are left "
-        "out.",
+        "`NEGMERGE_DATA=FOLDER python benchmarks/desk_tables.py TABLE --seeds 0 1 2`; the seeds, "
+        "the machine and the minutes are with each table, the minutes being those of the runs "
+        "that no earlier table had made. Measured, ± standard deviation over the seeds if there "
+        "are several, and in brackets what the paper has with its own networks and data. Rows "
+        "that a desk does not reach are left out.",
     ]
     for name in (name for name in experiments() if name in tables):
         one = tables[name]
         seeds = ", ".join(map(str, one["seeds"]))
         lines += ["", f"## {name}: {one['caption']}", ""]
-        lines += [f"Seeds {seeds}; {one['minutes']} minutes on {one['machine']}.", ""]
-        lines += [*table(one["rows"]), ""] if one["rows"] else []
+        took = f"{one['minutes']} minutes on " if one["minutes"] else ""
+        lines += [f"Seeds {seeds}; {took}{one['machine']}.", ""]
+        lines += [table(one["rows"]), ""] if one["rows"] else []
         lines += [f"- {note}" for note in one["notes"]]
         for recipe, methods in one["runs"].items():
-            lines += ["", f"All methods of `{recipe}`:", "", *costs_table(methods)]
+            lines += ["", f"All methods of `{recipe}`:", "", costs_table(methods)]
     return "\n".join(lines) + "\n"
 
 

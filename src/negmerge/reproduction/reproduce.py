@@ -89,7 +89,7 @@ def reproduce(
             rows = measured_rows(done.scores, recipe, part, wanted.direction)
             found.append((number, part.where, rows))
     lines = compare(printed, found)
-    notes = [f"{len(found)} runs."]
+    notes = [f"{len(found)} run{'s' if len(found) > 1 else ''}."]
     if scale == "desk":
         notes.append(f"On a desk: {wanted.stands_in}. Differences to the paper are expected.")
     ranking = agreement(lines)

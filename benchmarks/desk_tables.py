@@ -21,7 +21,7 @@ from machine import describe
 
 from negmerge.progress import make_progress
 from negmerge.report.export import Table
-from negmerge.reproduction.compare import METRICS
+from negmerge.reproduction.compare import METRICS, beside
 from negmerge.reproduction.experiments import experiments
 from negmerge.reproduction.reproduce import Reproduction, reproduce
 
@@ -59,22 +59,12 @@ def costs(made: Reproduction) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return found
 
 
-def cell(row: dict[str, Any], metric: str) -> str:
-    """Measured with its spread over the seeds, then what the paper has."""
-    if row.get(metric) is None:
-        return ""
-    deviation = row.get(f"{metric}_std")
-    own = f"{row[metric]:.2f}" if deviation is None else f"{row[metric]:.2f} ± {deviation:.2f}"
-    printed = row.get(f"{metric}_paper")
-    return own if printed is None else f"{own} ({printed:.2f})"
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """A table of the paper in Markdown."""
     metrics = [m for m in METRICS if any(row.get(m) is not None for row in rows)]
     words = [k for k in rows[0] if not k.startswith(METRICS)]
     cells = [
-        {k: str(row.get(k) or "") for k in words} | {m: cell(row, m) for m in metrics}
+        {k: str(row.get(k) or "") for k in words} | {m: beside(row, m) for m in metrics}
         for row in rows
     ]
     return Table("", "", pd.DataFrame(cells)).markdown()

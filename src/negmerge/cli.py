@@ -94,6 +94,7 @@ def reproduce(
     *,
     scale: Literal["desk", "paper"] = "desk",
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     yes: Annotated[bool, Flag] = False,
 ) -> None:
     """Make a table of the paper, measured beside published; run again, it goes on.
@@ -106,6 +107,8 @@ def reproduce(
         The paper's settings, data and backbones, which need a GPU, or smaller ones for a desk.
     out
         Where the runs and the tables go; runs/reproduce-SCALE if not given.
+    set_
+        Change a field of every recipe, as key=value with a dotted key; may be repeated.
     yes
         Begin at the paper's scale; without it only the needs are said.
     """
@@ -113,12 +116,12 @@ def reproduce(
     from negmerge.reproduction.reproduce import reproduce as make
 
     if scale == "paper":
-        print(printable(needs(table, scale)))
+        print(printable(needs(table, scale, set_ or [])))
         if not yes:
             print("Nothing was begun; --yes begins.")
             return
     with make_progress() as progress:
-        made = make(table, scale, out, progress=progress)
+        made = make(table, scale, out, set_ or [], progress)
     show(rendered(made))
     print(printable(f"table: {made.folder / table}.md"))
 

@@ -109,18 +109,22 @@ def recipes() -> Table:
 
 def tables() -> Table:
     """Tables and figures of the paper, and what each needs."""
-    from negmerge.reproduction.experiments import experiments, published
+    from negmerge.reproduction.experiments import estimates, experiments, published
 
-    return {
-        name: {
+    found: Table = {}
+    for name, entry in experiments().items():
+        takes = estimates()[name]
+        found[name] = {
             "summary": published()[name]["caption"],
             "recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.paper)),
-            "desk_recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.desk)),
             "runs": len(entry.parts("paper")) * entry.seeds,
+            "needs": f"{', '.join(entry.data('paper'))}; {takes['hours']:,.0f} GPU-hours, "
+            f"{takes['memory']:.0f} GB of GPU memory, {takes['disk']:,.0f} GB of disk",
+            "desk_recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.desk)),
+            "desk_needs": ", ".join(entry.data("desk")),
             "stands_in": entry.stands_in,
         }
-        for name, entry in experiments().items()
-    }
+    return found
 
 
 KINDS: dict[str, Callable[[], Table]] = {

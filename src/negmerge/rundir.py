@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 from negmerge.errors import FileError, MismatchError, shown
@@ -225,10 +226,15 @@ def without_seconds(tree: Any) -> Any:
     return [without_seconds(v) for v in tree] if isinstance(tree, list) else tree
 
 
+DEPENDS = (
+    "negmerge", "datasets", "numba", "numpy", "open_clip_torch", "pillow", "scikit-learn", "torch",
+    "torchvision",
+)  # fmt: skip
+
+
 def versions() -> dict[str, str]:
     """The versions that a result may depend on."""
-    names = ("negmerge", "numba", "numpy", "scikit-learn", "torch", "torchvision")
-    return {name: version(name) for name in names}
+    return {"python": python_version()} | {name: version(name) for name in DEPENDS}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from negmerge.checking import check_methods
 from negmerge.errors import NegMergeError
-from negmerge.recipe import Recipe
+from negmerge.recipe import Recipe, load_recipe
 from negmerge.reproduction.compare import (
     METRICS,
     Line,
@@ -18,8 +18,16 @@ from negmerge.reproduction.compare import (
     frame,
     measured_rows,
 )
-from negmerge.reproduction.experiments import Part, experiment, experiments, published, unstated
-from negmerge.reproduction.reproduce import name_of, needs
+from negmerge.reproduction.experiments import (
+    Part,
+    Scale,
+    estimates,
+    experiment,
+    experiments,
+    published,
+    unstated,
+)
+from negmerge.reproduction.reproduce import name_of, needs, total
 from negmerge.rivals import rivals
 
 NOT_OURS = {"paper_number", "paper_config"}
@@ -62,8 +70,42 @@ def test_every_table_of_the_paper_is_there():
     printed = set(json.loads(file.read_text())["tables"])
     assert set(experiments()) == printed | {"F1", "F3"}
     for table in experiments():
-        assert unstated(table), table
         assert published()[table]["caption"]
+
+
+@pytest.mark.parametrize("scale", ["paper", "desk"])
+@pytest.mark.parametrize("table", experiments())
+def test_what_the_paper_leaves_open_is_told_as_the_recipe_has_it(table: str, scale: Scale):
+    told = unstated(table, scale)
+    assert told
+    assert not [line for line in told if set("{}") & set(line)]
+    recipe = experiment(table).parts(scale)[0].load()
+    stop, count = recipe.search.stop, recipe.search.count
+    grids = [line for line in told if "values from 0" in line]
+    assert all(f"{count} values from 0 to {stop:g}" in line for line in grids)
+    assert all(("by bracketing" in g) == (recipe.search.strategy == "bracket") for g in grids)
+    buffers = [line for line in told if "BatchNorm" in line]
+    assert all(("are kept" in line) == (recipe.buffers == "keep") for line in buffers)
+    held = [line for line in told if "is held out" in line]
+    assert all(line.endswith("here: it is.") == (recipe.split.validation > 0) for line in held)
+
+
+@pytest.mark.parametrize("table", experiments())
+def test_a_run_is_titled_by_what_it_forgets(table: str):
+    for part in experiment(table).parts("paper"):
+        recipe = part.load()
+        assert recipe.clip is None or recipe.title.endswith(f"forgets {recipe.data.name}")
+    for part in experiment(table).parts("desk"):
+        recipe, shipped = part.load(), load_recipe(part.recipe)
+        assert recipe.title != shipped.title or not {"pool.grid", "split.forget"} & part.set.keys()
+
+
+def test_the_kept_estimates_are_those_of_the_recipes():
+    for table, kept in estimates().items():
+        found = total(table, "paper")
+        own = {"disk": found.disk / 1e9, "memory": found.memory / 1e9, "hours": found.hours}
+        assert kept == pytest.approx(own, abs=0.06), table
+    assert list(estimates()) == list(experiments())
 
 
 @pytest.mark.parametrize("scale", ["paper", "desk"])
@@ -105,6 +147,27 @@ def test_a_mean_over_data_sets_and_a_spread_over_trials():
     assert (found["acc_forget"], found["acc_forget_difference"]) == (2.0, -8.0)
 
 
+def test_the_gap_of_several_trials_is_that_of_their_means():
+    printed = published()["T2"]
+    runs = []
+    for forget in (90.0, 100.0):
+        own = {"acc_retain": 99.0, "acc_forget": forget, "acc_test": 94.0, "mia": 12.0}
+        retrain = own | {
+            "acc_forget": 95.0,
+            "method": "retrain",
+            "splits": "retain",
+            "avg_gap": 0.0,
+        }
+        rows = [retrain, own | {"method": "negmerge", "splits": "forget", "avg_gap": 1.25}]
+        runs.append((0, {}, rows))
+    lines = {line.printed["method"]: line for line in compare(printed, runs)}
+    assert lines["negmerge"].value("avg_gap") == 0  # as the paper computes it; each trial has 1.25
+    assert lines["retrain"].value("avg_gap") == 0
+    found = frame(list(lines.values())).set_index("method").loc["negmerge"]
+    assert found["acc_forget_std"] == pytest.approx(50**0.5)
+    assert found["acc_forget_paper_std"] == 0.59
+
+
 def test_rows_are_told_apart_by_the_data_they_use():
     rows = {(r["method"], r["splits"]): r for r in published()["T2"]["rows"]}
     assert ("salun", "all") in rows
@@ -134,6 +197,12 @@ def test_tables_that_need_the_same_run_share_it():
         for part in experiment(table).parts("paper")
     ]
     assert len(set(names)) == 8
+
+
+def test_what_only_the_user_can_give_is_said():
+    assert needs("B11", "paper").endswith("; and --set model.init=FILE")
+    assert "--set" not in needs("B11", "paper", ["model.init=swin.safetensors"])
+    assert "--set" not in needs("B11", "desk")
 
 
 @pytest.mark.parametrize("table", ["T2", "B11", "T6"])

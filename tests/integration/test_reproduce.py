@@ -16,6 +16,7 @@ from rich.console import Console
 
 from clips import make_sets
 from negmerge.data.places import ASSETS
+from negmerge.errors import NegMergeError
 from negmerge.models.weights import load_tensors
 from negmerge.reproduction.compare import METRICS
 from negmerge.reproduction.experiments import experiment, experiments, published
@@ -131,3 +132,28 @@ def test_the_papers_scale_says_what_it_needs_and_stops(tmp_path: Path):
     assert "GPU-hours" in done.stdout
     assert "Nothing was begun" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_only_the_user_has_are_asked_for(tmp_path: Path):
+    command = [sys.executable, "-m", "negmerge.cli", "reproduce", "B8", "--scale", "paper", "--yes"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "B8: model.init is not set" in done.stderr
+    assert "--set model.init=FILE" in done.stderr
+    wrong = [*command, "--set", "model.init=none.safetensors"]
+    done = subprocess.run(wrong, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "none.safetensors: not there" in done.stderr
+
+
+def test_all_data_is_looked_for_before_the_first_run(place: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(tmp_path / "cache"))
+    few = tmp_path / "data"
+    few.mkdir()
+    for name in ("cifar10", "fashion_mnist"):
+        (few / name).symlink_to(place / "data" / name)
+    changes = [change.replace("root=data", f"root={few}") for change in CLIP]
+    changes = [change.replace("root: data", f"root: {few}") for change in changes]
+    with pytest.raises(NegMergeError, match="mnist"):
+        reproduce("B1", "desk", tmp_path / "out", changes)
+    assert not list((tmp_path / "out").iterdir())

@@ -123,7 +123,10 @@ def groups(frame: pd.DataFrame, by: str) -> dict[str, list[Row]]:
 
 
 def prefixes_frame(run: Run, scores: dict[str, Any], recipe: Recipe, progress: Progress):
-    """Sparsity of the consensus of the first n members, beside that of coin flips."""
+    """Sparsity of the consensus of the first n members, beside that of coin flips.
+
+    What the first member left as it was, frozen weights for one, no coin decides.
+    """
     if not scores["pool"]:
         raise Missing("no pool was trained")
     if not recipe.pool.keep:
@@ -137,13 +140,10 @@ def prefixes_frame(run: Run, scores: dict[str, Any], recipe: Recipe, progress: P
     rows: list[dict[str, float]] = []
     for size in sizes:
         tau = merge(run.base, members[:size], buffers=recipe.buffers, progress=progress)
-        rows.append(
-            {
-                "members": size,
-                "sparsity": 100 * tau.sparsity(),
-                "coin_flips": 100 * (1 - 2 ** (1 - size)),
-            }
-        )
+        sparsity = 100 * tau.sparsity()
+        still = rows[0]["sparsity"] if rows else sparsity
+        flips = still + (100 - still) * (1 - 2 ** (1 - size))
+        rows.append({"members": size, "sparsity": sparsity, "coin_flips": flips})
     return pd.DataFrame(rows)
 
 

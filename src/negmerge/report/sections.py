@@ -95,7 +95,7 @@ def pool(given: Material) -> Section:
         "Each pool member unlearns alone, by its own task vector and its own λ. How far they "
         "differ is what choosing one of them would leave to chance."
     )
-    if "single_best" not in [method.name for method in given.recipe.methods]:
+    if not any(m.name == "single_best" and m.add is None for m in given.recipe.methods):
         text += " Their λ come from a coarse grid, every fourth value of the methods' own."
     drawings = figures.spread(given.frame, given.members)
     table = Table("members", "Pool members, each with its own λ", given.members)
@@ -116,8 +116,9 @@ def sweeps(given: Material) -> Section:
 
 def prefixes(given: Material) -> Section:
     text = (
-        "Zeros of the consensus of the first n members. The dashed line is what n coin flips per "
-        "element would leave: the distance below it is what the members have in common."
+        "Zeros of the consensus of the first n members. The dashed line is what n coin flips for "
+        "each element that the first member moved would leave: the distance below it is what the "
+        "members have in common."
     )
     frame = collect.prefixes_frame(given.run, given.scores, given.recipe, given.progress)
     table = Table("prefixes", "Zeros of the consensus of the first n members", frame)

@@ -105,7 +105,7 @@ def strength(scores: dict[str, Any], recipe: Recipe) -> str:
         told += " samples that are not reported"
     told += f"; {first['evaluations']} evaluations."
     if first["edge"]:
-        told += " It is the largest λ that was tried: a larger one may be better."
+        told += " No λ was better than the largest that was tried: a larger one may be."
     return told
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 from scipy.stats import kendalltau
 
+from negmerge.evaluation.scores import METRICS as GAP
+from negmerge.evaluation.scores import avg_gap
 from negmerge.recipe import Recipe
 from negmerge.reproduction.experiments import Part
 from negmerge.rivals import rivals
@@ -34,11 +36,18 @@ class Line:
 
     printed: Mapping[str, Any]
     measured: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    reference: Line | None = field(default=None, repr=False, compare=False)
+    """The retrained model's, if there is one."""
 
     def value(self, metric: str) -> float | None:
-        """The mean over the trials, then over the parts."""
+        """The mean over the trials, then over the parts; the Avg. Gap is that of the means."""
         found = self.measured.get(metric)
-        return mean(map(mean, found.values())) if found else None
+        if not found:
+            return None
+        if metric == "avg_gap" and self.reference is not None:
+            own, retrained = ({m: one.value(m) for m in GAP} for one in (self, self.reference))
+            return avg_gap(own, retrained)
+        return mean(map(mean, found.values()))
 
     def spread(self, metric: str) -> float | None:
         """The standard deviation over the trials, if every part has the same."""
@@ -106,6 +115,9 @@ def compare(
                         if metric in line.printed and row.get(metric) is not None:
                             own = line.measured.setdefault(metric, {})
                             own.setdefault(number, []).append(row[metric])
+    references = [line for line in lines if line.printed["method"] == "retrain"]
+    for line in lines:
+        line.reference = references[0] if references and references[0].measured else None
     return lines
 
 
@@ -139,9 +151,31 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
             found, printed = line.value(metric), line.printed[metric]
             row |= {metric: found, f"{metric}_std": line.spread(metric)}
             row |= {f"{metric}_paper": printed}
+            row |= {f"{metric}_paper_std": line.printed.get(f"{metric}_std")}
             row[f"{metric}_difference"] = None if found is None else found - printed
         rows.append(row)
     return pd.DataFrame(rows).dropna(axis=1, how="all")
+
+
+def beside(row: Mapping[Any, Any], metric: str) -> str:
+    """Measured, and what was printed in brackets, each with its spread if it has one.
+
+    >>> beside({"mia": 12.5, "mia_std": 0.25, "mia_paper": 13.0, "mia_paper_std": None}, "mia")
+    '12.50 ± 0.25 (13.00)'
+    >>> beside({"mia": None, "mia_paper": 13.0}, "mia")
+    '– (13.00)'
+    """
+
+    def told(name: str) -> str:
+        value, spread = row.get(name), row.get(f"{name}_std")
+        if value is None or value != value:
+            return ""
+        return (
+            f"{value:.2f}" if spread is None or spread != spread else f"{value:.2f} ± {spread:.2f}"
+        )
+
+    own, printed = told(metric), told(f"{metric}_paper")
+    return f"{own or '–'} ({printed})" if printed else own
 
 
 def agreement(lines: Sequence[Line]) -> tuple[str, float, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +72,14 @@ def estimate(recipe: Recipe) -> Estimate:
     sweeps = len([m for m in merged if m.add is None]) + len(members) * (1 if single else 0.25)
     models = len(members) + 2
     if recipe.clip is not None:
-        cost = _clip(recipe)
+        cost = _clip(recipe.model.name)
         trained = sum(member.epochs for member in members) * train
         choosing = 2 * recipe.search.samples
         reported = test + SIZES[recipe.clip.control.name][1]
     else:
         source = resolve(recipe.data.name)
-        cost = _classifier(recipe, classes, source.channels, recipe.data.size or source.size)
+        size = recipe.data.size or source.size
+        cost = _classifier(recipe.model.name, classes, source.channels, size)
         train = round(train * (1 - recipe.split.validation))
         forget = round(train * (recipe.split.forget.fraction or 1 / classes))
         parts = {"forget": forget, "retain": train - forget, "all": train}
@@ -129,15 +131,17 @@ def _count(network: nn.Module, channels: int, size: int) -> _Cost:
     return cost
 
 
-def _classifier(recipe: Recipe, classes: int, channels: int, size: int) -> _Cost:
+@cache
+def _classifier(name: str, classes: int, channels: int, size: int) -> _Cost:
     with torch.device("meta"):
         mean = [0.5] * channels
-        network = create(recipe.model.name, classes, channels, mean, mean)
+        network = create(name, classes, channels, mean, mean)
     return _count(network, channels, size)
 
 
-def _clip(recipe: Recipe) -> _Cost:
-    source = ClipSource(recipe.model.name)
+@cache
+def _clip(name: str) -> _Cost:
+    source = ClipSource(name)
     with torch.device("meta"):
         clip = source.build()
     cost = _count(clip.get_submodule("visual"), 3, source.size)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from operator import attrgetter
 from typing import Any, Literal
 
 import yaml
@@ -22,7 +23,8 @@ class Part(Strict):
     """A recipe, what is changed in it, and the rows of the table it stands for.
 
     over: data sets, each a run of its own. members: which printed number of members the pool's own
-    numbers stand for. only: the methods that count, if not all.
+    numbers stand for. only: the methods that count, if not all. needs: fields of the recipe that
+    only the user can give.
     """
 
     recipe: str
@@ -31,6 +33,7 @@ class Part(Strict):
     where: dict[str, Any] = Field(default_factory=dict)
     members: dict[int, int] = Field(default_factory=dict)
     only: tuple[str, ...] | None = None
+    needs: tuple[str, ...] = ()
 
     def each(self) -> list[Part]:
         """One part for each data set.
@@ -52,16 +55,64 @@ class Part(Strict):
         ]
 
     def load(self, seed: int = 0, changes: Sequence[str] = ()) -> Recipe:
-        """The recipe as it runs."""
+        """The recipe as it runs; its title names the data set that is forgotten.
+
+        >>> Part(recipe="clip_vit_b32", over=("dtd",)).each()[0].load().title
+        "CLIP ViT-B/32 keeps ImageNet, the paper's pool of 30, forgets dtd"
+        """
         own = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
-        return load_recipe(self.recipe, [*own, f"seed={seed}", *changes])
+        recipe = load_recipe(self.recipe, [*own, f"seed={seed}", *changes])
+        head, forgets, _ = recipe.title.rpartition("forgets ")
+        if "data.name" not in self.set or not forgets:
+            return recipe
+        return recipe.model_copy(update={"title": f"{head}{forgets}{self.set['data.name']}"})
+
+    def missing(self, recipe: Recipe) -> list[str]:
+        """The fields that the user must give and has not."""
+        return [field for field in self.needs if attrgetter(field)(recipe) is None]
 
 
 class Unstated(Strict):
-    """What the paper leaves open, and what is done here."""
+    """What the paper leaves open, and what is done here, also on a desk if that is something else.
+
+    Fields in braces are filled from the recipe.
+    """
 
     what: str
     ours: str
+    desk: str | None = None
+
+    def told(self, scale: Scale, recipe: Recipe) -> str:
+        """The sentence for a recipe.
+
+        >>> one = Unstated(what="the number of members", ours="{members}")
+        >>> one.told("desk", load_recipe("desk_cifar10"))
+        'The paper does not state the number of members; here: 9.'
+        """
+        ours = self.desk if scale == "desk" and self.desk is not None else self.ours
+        return f"The paper does not state {self.what}; here: {ours.format(**facts(recipe))}."
+
+
+def facts(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says of the things that the paper leaves open.
+
+    >>> facts(load_recipe("desk_clip_mnist"))["grid"]
+    '21 values from 0 to 2, on to 8 while the largest is as good as any, by bracketing'
+    """
+    members, search, train = recipe.pool.members(), recipe.search, recipe.train
+    grid = search.grid()
+    told = f"{len(grid)} values from 0 to {grid[-1]:g}"
+    if search.limit is not None:
+        told += f", on to {search.limit:g} while the largest is as good as any"
+    if search.strategy == "bracket":
+        told += ", by bracketing"
+    return {
+        "grid": told,
+        "criterion": recipe.criterion,
+        "members": len(members),
+        "training": f"{train.epochs} epochs at {train.lr:g}, {train.schedule}",
+        **members[0].model_dump(include={"epochs", "weight_decay", "warmup", "clip"}),
+    }
 
 
 class Experiment(Strict):
@@ -84,9 +135,25 @@ class Experiment(Strict):
         own = self.paper if scale == "paper" else self.desk
         return [one for part in own for one in part.each()]
 
+    def data(self, scale: Scale) -> list[str]:
+        """The data sets that must be there.
+
+        >>> experiments()["T3"].data("desk")
+        ['cifar10', 'fashion_mnist']
+        """
+        found: set[str] = set()
+        for part in self.parts(scale):
+            recipe = _shipped(part.recipe)
+            found.add(part.set.get("data.name", recipe.data.name))
+            found |= set() if recipe.clip is None else {recipe.clip.control.name}
+        return sorted(found)
+
     def trials(self, scale: Scale) -> range:
         """The seeds."""
         return range(self.seeds if scale == "paper" else 1)
+
+
+_shipped = cache(load_recipe)
 
 
 @cache
@@ -114,10 +181,26 @@ def experiment(table: str) -> Experiment:
     return found[table]
 
 
-def unstated(table: str) -> list[Unstated]:
-    """What the paper leaves open about a table."""
-    texts = _file()["unstated"]
-    return [Unstated.model_validate(texts[name]) for name in experiment(table).unstated]
+def unstated(table: str, scale: Scale, changes: Sequence[str] = ()) -> list[str]:
+    """What the paper leaves open about a table, and what is done here.
+
+    >>> unstated("T4", "desk")[-1]
+    'The paper does not state which members make n < 30; here: three random subsets of the 12.'
+    """
+    texts, wanted = _file()["unstated"], experiment(table)
+    recipe = wanted.parts(scale)[0].load(changes=changes)
+    return [Unstated.model_validate(texts[name]).told(scale, recipe) for name in wanted.unstated]
+
+
+@cache
+def estimates() -> dict[str, dict[str, float]]:
+    """What each table takes at the paper's scale, in GB and GPU-hours: kept, for `list` is quick.
+
+    >>> sorted(estimates()["T2"])
+    ['disk', 'hours', 'memory']
+    """
+    path = resources.files("negmerge.reproduction") / "estimates.json"
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @cache

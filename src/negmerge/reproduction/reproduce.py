@@ -11,19 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from negmerge.errors import printable
+from negmerge.checking import check_methods
+from negmerge.clip_scenario import make_problem
+from negmerge.errors import OptionError, printable
 from negmerge.files import told_plainly, write_file
 from negmerge.pipeline import run
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Recipe
 from negmerge.report.export import Table
 from negmerge.report.page import report
-from negmerge.reproduction.compare import METRICS, Row, agreement, compare, frame, measured_rows
-from negmerge.reproduction.experiments import Scale, experiment, published, unstated
+from negmerge.reproduction.compare import (
+    METRICS,
+    Row,
+    agreement,
+    beside,
+    compare,
+    frame,
+    measured_rows,
+)
+from negmerge.reproduction.experiments import Part, Scale, experiment, published, unstated
+from negmerge.rundir import Run
 from negmerge.scenario import identity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from negmerge.reproduction.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -43,19 +56,34 @@ class Reproduction:
     folder: Path
 
 
-def needs(table: str, scale: Scale) -> str:
+def needs(table: str, scale: Scale, changes: Sequence[str] = ()) -> str:
     """What a table takes, for the decision to begin."""
+    wanted = experiment(table)
+    parts = wanted.parts(scale)
+    missing = {field for part in parts for field in part.missing(part.load(changes=changes))}
+    told = (
+        f"{table} at {scale} scale: {runs(len(parts) * len(wanted.trials(scale)))} on "
+        f"{', '.join(wanted.data(scale))}; {total(table, scale, changes)}"
+    )
+    return told + "".join(f"; and --set {field}=FILE" for field in sorted(missing))
+
+
+def total(table: str, scale: Scale, changes: Sequence[str] = ()) -> Estimate:
+    """What all runs of a table take together."""
     from negmerge.reproduction.estimate import estimate
 
     wanted = experiment(table)
-    recipes = {r.dump(): r for part in wanted.parts(scale) for r in [part.load()]}.values()
-    total = reduce(add, [estimate(recipe) for recipe in recipes for _ in wanted.trials(scale)])
-    data = {recipe.data.name for recipe in recipes}
-    data |= {recipe.clip.control.name for recipe in recipes if recipe.clip is not None}
-    return (
-        f"{table} at {scale} scale: {len(recipes) * len(wanted.trials(scale))} runs on "
-        f"{', '.join(sorted(data))}; {total}"
-    )
+    recipes = [part.load(changes=changes) for part in wanted.parts(scale)]
+    return reduce(add, [estimate(recipe) for recipe in recipes for _ in wanted.trials(scale)])
+
+
+def runs(count: int) -> str:
+    """The words for a number of runs.
+
+    >>> runs(1), runs(40)
+    ('1 run', '40 runs')
+    """
+    return f"{count} run{'s' if count > 1 else ''}"
 
 
 def reproduce(
@@ -77,19 +105,25 @@ def reproduce(
     folder = Path("runs") / f"reproduce-{scale}" if out is None else out
     with told_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    progress = progress or Quiet()
+    trials = [
+        (number, part, part.load(seed, changes))
+        for number, part in enumerate(wanted.parts(scale))
+        for seed in (wanted.trials(scale) if seeds is None else seeds)
+    ]
+    for _, part, recipe in trials:  # before hours of work
+        check(table, part, recipe, folder, progress)
     found: list[tuple[int, dict[str, Any], list[Row]]] = []
     pages: list[Path] = []
-    for number, part in enumerate(wanted.parts(scale)):
-        for seed in wanted.trials(scale) if seeds is None else seeds:
-            recipe = part.load(seed, changes)
-            done = run(recipe, folder / name_of(part.recipe, recipe), progress=progress or Quiet())
-            if not done.page.exists():
-                report(done, progress)
-            pages.append(done.page)
-            rows = measured_rows(done.scores, recipe, part, wanted.direction)
-            found.append((number, part.where, rows))
+    for number, part, recipe in trials:
+        done = run(recipe, folder / name_of(part.recipe, recipe), progress=progress)
+        if not done.page.exists():
+            report(done, progress)
+        pages.append(done.page)
+        rows = measured_rows(done.scores, recipe, part, wanted.direction)
+        found.append((number, part.where, rows))
     lines = compare(printed, found)
-    notes = [f"{len(found)} run{'s' if len(found) > 1 else ''}."]
+    notes = [f"{runs(len(found))}."]
     if scale == "desk":
         notes.append(f"On a desk: {wanted.stands_in}. Differences to the paper are expected.")
     ranking = agreement(lines)
@@ -99,10 +133,22 @@ def reproduce(
     absent = sum(not line.measured for line in lines)
     if absent:
         notes.append(f"Not measured here: {absent} of the {len(lines)} rows.")
-    notes += [f"The paper does not state {one.what}; here: {one.ours}." for one in unstated(table)]
+    notes += unstated(table, scale, changes)
     made = Reproduction(table, scale, printed["caption"], frame(lines), notes, pages, folder)
     write_tables(made)
     return made
+
+
+def check(table: str, part: Part, recipe: Recipe, folder: Path, progress: Progress) -> None:
+    """Find what a run would miss: a field that only the user can give, data, weights."""
+    for field in part.missing(recipe):
+        raise OptionError(
+            f"{table}: {field} is not set, and the paper starts from ImageNet weights; give "
+            f"--set {field}=FILE with a .safetensors file of them"
+        )
+    if not Run(folder / name_of(part.recipe, recipe)).finished:
+        check_methods(recipe)
+        make_problem(recipe, progress).check()
 
 
 def name_of(shipped: str, recipe: Recipe) -> str:
@@ -153,13 +199,8 @@ def _cell(row: dict[Any, Any], metric: str) -> str:
 
     Seconds are another machine's, and have no colour.
     """
-    found, printed = row.get(metric), row[f"{metric}_paper"]
-    if printed != printed:
-        return ""
-    if found is None or found != found:
-        return f"– ({printed:.2f})"
-    if metric == "seconds":
-        return f"{found:.2f} ({printed:.0f})"
-    off = found - printed
+    told, off = beside(row, metric), row.get(f"{metric}_difference")
+    if metric == "seconds" or off is None or off != off:
+        return told
     colour = "green" if abs(off) <= 1 else "yellow" if abs(off) <= 5 else "red"
-    return f"{found:.2f} ({printed:.2f}) [{colour}]{off:+.2f}[/]"
+    return f"{told} [{colour}]{off:+.2f}[/]"

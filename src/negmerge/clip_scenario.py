@@ -17,7 +17,7 @@ from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed, Indices
 from negmerge.data.splits import balanced, held_out_of
-from negmerge.errors import OptionError
+from negmerge.errors import OptionError, shown
 from negmerge.models.classifiers import channels_last
 from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts
 from negmerge.models.linearized import LinearizedClassifier
@@ -54,7 +54,14 @@ class ClipScenario:
         """Find what is wrong with the recipe's data, model or files before hours of work."""
         self.source.fingerprint  # noqa: B018 (reads the configuration and finds the weights)
         self.heads  # noqa: B018 (opens the data, builds what is not in the cache)
-        self.template  # noqa: B018
+        shape = (1, 3, self.source.size, self.source.size)
+        with torch.inference_mode():
+            found = self.template.visual.eval()(torch.zeros(shape))
+        if not isinstance(found, Tensor) or found.dim() != 2:
+            raise OptionError(
+                f"model.name {shown(self.source.name)}: its image encoder gives no features of "
+                "whole images"
+            )
 
     # ----------------------------------------------------------------------------------------- data
 
@@ -68,12 +75,18 @@ class ClipScenario:
                 )
         named = {k: getattr(data, k) for k in ("config", "image", "label", "id", "train", "test")}
         given = {k: v for k, v in named.items() if v is not None}
-        as_trained = {"size": self.source.size, "channels": 3}
-        return resolve(data.name, mean=self.source.mean, std=self.source.std, **as_trained, **given)
+        source = self.source
+        as_trained = {"size": source.size, "channels": 3, "mean": source.mean, "std": source.std}
+        as_trained |= {"fit": source.fit, "interpolation": source.interpolation}
+        return resolve(data.name, **as_trained, **given)
 
     def open(self, data: Data, split: Any, **options: Any) -> Images:
-        """A split of a data set, decoded."""
-        where = {"root": data.root, "revision": data.revision, "progress": self.progress}
+        """A split of a data set, decoded; the control lies beside the other if nothing is said."""
+        where = {
+            "root": data.root or self.recipe.data.root,
+            "revision": data.revision,
+            "progress": self.progress,
+        }
         return load(self.shown(data), split, **where, **options)
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from negmerge.data.splits import HELD_OUT
 from negmerge.errors import FileError, NegMergeError, OptionError, printable
 from negmerge.hyperparameters import HyperParameters, Strict
 from negmerge.merge.select import SELECTORS
@@ -82,12 +83,20 @@ class Recipe(Strict):
     @model_validator(mode="before")
     @classmethod
     def _clip_defaults(cls, tree: Any) -> Any:
-        """A CLIP cannot be retrained; its pool has the paper's epochs for the data set."""
+        """A CLIP cannot be retrained; it keeps ImageNet, all of the validation images choose λ, and
+        its pool has the paper's epochs for the data set."""
         if not isinstance(tree, dict) or tree.get("clip") is None:
             return tree
         tree = {"retrain": None} | tree
         data, pool = tree.get("data"), tree.get("pool")
         name = data.get("name") if isinstance(data, dict) else None
+        if data is None or (isinstance(data, dict) and name is None):
+            raise ValueError("a CLIP forgets a data set: data.name is not given")
+        clip, search = tree["clip"], tree.get("search", {})
+        if isinstance(clip, dict) and isinstance(clip.get("control"), dict):
+            tree["clip"] = clip | {"control": {"name": "imagenet"} | clip["control"]}
+        if isinstance(search, dict):
+            tree["search"] = {"samples": HELD_OUT} | search
         epochs = prompts_of(name).epochs if isinstance(name, str) else None
         if epochs is not None and isinstance(pool, dict):
             settings, grid = pool.get("settings", {}), pool.get("grid", {})

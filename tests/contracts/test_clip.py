@@ -96,6 +96,37 @@ def test_a_file_for_an_architecture(tmp_path: Path, monkeypatch):
         ClipSource("tiny", str(path)).load()
 
 
+def test_a_file_of_an_architecture_with_both_activations_is_warned_of():
+    source = ClipSource("ViT-B-32", "own.safetensors")
+    assert not source.quick_gelu
+    assert "set model.name to ViT-B-32-quickgelu" in source.notes[0]
+    assert not ClipSource("ViT-B-32", "laion2b_s34b_b79k").notes
+    sure = ClipSource("ViT-B-32-quickgelu", "own.safetensors")
+    assert sure.quick_gelu
+    assert not sure.notes
+
+
+def test_a_coca(tmp_path: Path):
+    """Its encoder gives tokens too, and it has a decoder of captions: neither is ours."""
+    config = json.loads(json.dumps(CONFIG))
+    del config["preprocess_cfg"]  # open_clip does without
+    model = config["model_cfg"]
+    model["vision_cfg"] |= {"output_tokens": True, "attentional_pool": True, "attn_pooler_heads": 2}
+    model["text_cfg"] |= {"embed_cls": True, "output_tokens": True, "context_length": 31}
+    model |= {"custom_text": True}
+    model["multimodal_cfg"] = model["text_cfg"] | {"context_length": 32}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    source = ClipSource(str(tmp_path))
+    save_tensors(tmp_path / "open_clip_model.safetensors", source.build().state_dict(), {})
+    source = ClipSource(str(tmp_path))
+    head = zero_shot_head(source, "dtd", ["a", "b"], PLAIN)
+    clip = source.strip(source.load())
+    network = ClipClassifier(clip, {"forget": head}, source.mean, source.std)
+    with torch.inference_mode():
+        assert network.eval()(torch.rand(3, 3, 16, 16)).shape == (3, 2)
+    assert {name.split(".")[0] for name in network.state_dict()} == {"visual", "logit_scale"}
+
+
 @pytest.mark.parametrize("act", ["gelu", "quick_gelu"])
 def test_a_folder_of_transformers(act, tmp_path: Path):
     from transformers import CLIPConfig, CLIPModel

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from negmerge.data.datasets import datasets
 from negmerge.data.splits import held_out_of
+from negmerge.errors import NegMergeError
 from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts
 from negmerge.models.pretrained import ClipSource
 from negmerge.models.prompts import SIGNS, open_clip, prompts, prompts_of
@@ -89,6 +91,36 @@ def test_imagenets_thousand_names():
     assert words[999][0] == "a bad photo of a toilet paper."
 
 
+def test_imagenets_names_are_not_mixed_up():
+    words = [one[0] for one in prompts_of("imagenet").words([str(k) for k in range(1000)])]
+    as_text = sorted(map(str, range(1000)))  # how an image folder lists them: 0, 1, 10, 100, …
+    found = prompts_of("imagenet").words(as_text)
+    assert [sentences[0] for sentences in found] == [words[int(name)] for name in as_text]
+    names = list(open_clip().IMAGENET_CLASSNAMES)
+    named = [f"{name}, as the Hub has it" for name in names]
+    assert [one[0] for one in prompts_of("imagenet").words(named)] == words
+    with pytest.raises(NegMergeError, match="wanted WordNet ids, numbers, or names in ImageNet's"):
+        prompts_of("imagenet").words(sorted(names))
+
+
+@pytest.mark.parametrize("name", ["cars", "dtd", "eurosat", "resisc45", "sun397", "cifar10"])
+def test_numbers_are_no_words(name):
+    with pytest.raises(NegMergeError, match="a zero-shot head needs words"):
+        prompts_of(name).words([str(k) for k in range(12)])
+
+
+def test_wordnet_ids_of_an_unknown_set_are_no_words():
+    with pytest.raises(NegMergeError, match=r"called 'n01440764'.*needs words"):
+        prompts_of("someone/pictures").words([f"n{k:08}" for k in range(1440764, 1440784)])
+
+
+@pytest.mark.parametrize("name", sorted({*prompts}))
+def test_a_set_has_its_words_by_hub_id_and_by_path(name):
+    own = prompts_of(name)
+    assert prompts_of(str(datasets.get(name).hub)) is own
+    assert prompts_of(f"/mirrors/{name}/") is own
+
+
 def test_every_sign_is_another():
     assert len(set(SIGNS)) == 43
     assert {"mnist", "svhn", "imagenet"} <= {*prompts}
@@ -126,6 +158,29 @@ def test_the_pools_of_table_d3(name, members):
     }
     assert {m.epochs for m in pool} == {70}
     assert recipe.search.grid() == tuple(round(k / 20, 10) for k in range(21))
+
+
+def test_what_a_clip_recipe_leaves_out_is_the_protocols(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("{data: {name: mnist}, model: {name: ViT-B-32}, clip: {pretrained: openai}}")
+    recipe = load_recipe(path, ["clip.control.root=/mirrors"])
+    assert recipe.clip is not None
+    assert recipe.clip.control.name == "imagenet"
+    assert recipe.search.samples == 5000
+    assert load_recipe(path, ["search.stop=2"]).search.samples == 5000
+    assert load_recipe(path, ["search.samples=7"]).search.samples == 7
+    path.write_text("{data: {root: /mirrors}, model: {name: ViT-B-32}, clip: {}}")
+    with pytest.raises(NegMergeError, match=r"data\.name is not given"):
+        load_recipe(path)
+
+
+def test_pixels_are_what_a_tag_was_trained_on():
+    source = ClipSource("ViT-B-16-SigLIP", "webli")
+    assert (source.fit, source.interpolation) == ("squash", "bicubic")
+    source = ClipSource("ViT-L-14-CLIPA", "datacomp1b")
+    assert (source.fit, source.interpolation) == ("squash", "bilinear")
+    source = ClipSource("ViT-B-32", "openai")
+    assert (source.fit, source.interpolation) == ("crop", "bicubic")
 
 
 def test_epochs_follow_the_data_set_unless_given():

@@ -229,6 +229,15 @@ def test_halving_and_a_pool_drawn_from_the_grid(here: Path, tmp_path: Path):
     assert not torch.equal(load_tensors(member)[0][name], base[name])
 
 
+def test_the_control_lies_beside_the_forget_set(here: Path):
+    recipe = load_recipe("tiny.yaml")
+    assert recipe.clip is not None
+    assert recipe.clip.control.root == recipe.data.root
+    found = ClipScenario(load_recipe("tiny.yaml", ["clip.control.root=null"])).control
+    named = ClipScenario(recipe).control
+    assert [one.fingerprint for one in found] == [one.fingerprint for one in named]
+
+
 def test_heads_are_built_once(here: Path, finished: Path):
     before = {p: p.stat().st_mtime_ns for p in (here / "cache" / "heads").iterdir()}
     assert len(before) >= 2

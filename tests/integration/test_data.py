@@ -139,6 +139,29 @@ def test_other_folders_beside_the_splits_do_not_matter(tmp_path, cache):
         get(tmp_path / "set", cache, "test")
 
 
+def test_a_flat_folder_that_is_not_asked_for_leaves_the_labels(tmp_path, cache):
+    pixels = image_folder(tmp_path / "set", splits=("train", "val"))  # as ImageNet is laid out
+    (tmp_path / "set" / "test").mkdir()
+    (tmp_path / "set" / "test" / "0.png").write_bytes(encoded(pixels[0, 0, 0]))
+    images = get(tmp_path / "set", cache, "test", test="validation")
+    assert images.classes == ("cat", "dog")
+    np.testing.assert_array_equal(images.pixels, pixels[1].reshape(6, 8, 8, 3))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_squashed_pictures_keep_their_sides(interpolation, tmp_path, cache):
+    wide = noise((1, 1, 1, 8, 20, 3))[0, 0, 0]
+    for folder in ("train/cat", "train/dog"):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        (tmp_path / "set" / folder / "0.png").write_bytes(encoded(wide))
+    way = {"fit": "squash", "interpolation": interpolation}
+    found = get(tmp_path / "set", cache, **way).pixels[0]
+    wanted = Image.fromarray(wide).resize((8, 8), Image.Resampling[interpolation.upper()])
+    np.testing.assert_array_equal(found, np.asarray(wanted))
+    cropped = get(tmp_path / "set", cache).pixels[0]
+    np.testing.assert_array_equal(cropped, wide[:, 6:14])
+
+
 def test_a_class_that_one_split_lacks_is_still_counted(tmp_path, cache):
     image_folder(tmp_path / "set", classes=("ape", "bee", "cat"))
     shutil.rmtree(tmp_path / "set" / "test" / "ape")

@@ -163,3 +163,9 @@ def test_a_search_beyond_the_edge_is_still_one_pass(problem):
     assert ray.evaluations == 1
     assert len(ray.rows) > 3, "it went beyond the edge"
     assert counting.images == 2 * IMAGES
+
+
+def test_the_encoder_stays_in_evaluation_while_it_is_trained():
+    linear = make(LinearizedClassifier).train()
+    assert linear.training
+    assert not any(module.training for module in linear.visual.modules())

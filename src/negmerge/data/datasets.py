@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.data.cache import Images, cache_folder, only_one, open_entry, write_entry
-from negmerge.data.decode import VERSION, Picture, decode_all
+from negmerge.data.decode import VERSION, Fit, Interpolation, Picture, decode_all
 from negmerge.data.places import Hub, Local, find
 from negmerge.data.splits import held_out_of
 from negmerge.errors import FileError, OptionError, shown
@@ -42,6 +42,7 @@ class Source:
         size, channels: height and width, and 1 (grey) or 3 (colour), of the decoded images.
         mean, std: per channel, for inputs in [0, 1]; the model applies them.
         flip, crop: augmentation: mirrored at random, and the padding of the random crop.
+        fit, interpolation: how an image of another size is brought to it.
         summary, licence: for people.
     """
 
@@ -59,6 +60,8 @@ class Source:
     flip: bool
     crop: int
     id: str | None = None
+    fit: Fit = "crop"
+    interpolation: Interpolation = "bicubic"
     summary: str = ""
     licence: str = ""
 
@@ -160,7 +163,8 @@ def _make_entry(
             shows.stage(f"decoding {_readable(source)} {split}", shape[0], "images")
             done = 0
             pictures = _only(rows.pictures, picked)
-            for decoded in decode_all(pictures, source.size, source.channels):
+            way = (source.size, source.channels, source.fit, source.interpolation)
+            for decoded in decode_all(pictures, *way):
                 yield decoded
                 done += len(decoded)
                 shows.advance(len(decoded))
@@ -189,6 +193,8 @@ def _entry_name(source: Source, split: str, identity: object, part: Portion) -> 
     key = [identity, split, parts, source.size, source.channels, VERSION]
     if part != "all":
         key.append(part)
+    if (source.fit, source.interpolation) != ("crop", "bicubic"):
+        key += [source.fit, source.interpolation]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     return f"{_readable(source)}-{split}-{digest[:20]}"
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ VERSION = 1
 # Pillow also opens formats that start other programs (EPS); pictures of data sets are these.
 FORMATS = ("PNG", "JPEG", "WEBP", "PPM", "BMP", "GIF", "TIFF")
 
+Fit = Literal["crop", "squash"]
+Interpolation = Literal["bicubic", "bilinear"]
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -30,11 +33,16 @@ class Picture:
     path: str | None = None
 
 
-def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
-    """Decode one picture to (size, size, channels); another size is resized and cropped.
+def decode(
+    picture: Picture,
+    size: int,
+    channels: int,
+    fit: Fit = "crop",
+    interpolation: Interpolation = "bicubic",
+) -> NDArray[np.uint8]:
+    """Decode one picture to (size, size, channels); another size is resized, antialiased.
 
-    The shorter side is resized (bicubic, antialiased), then the centre is cut out. A picture that
-    has the size already keeps its pixels.
+    A picture that has the size already keeps its pixels.
 
     >>> dot = bytes.fromhex("424d1e000000000000001a0000000c000000010001000100180000ff7f00")
     >>> decode(Picture("dot", dot), size=1, channels=3).tolist()
@@ -47,6 +55,8 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
         picture: a common picture format, 8 bits a channel.
         size: height and width wanted.
         channels: 1 for grey, 3 for colour.
+        fit: `crop` resizes the shorter side and cuts out the centre, `squash` resizes both sides.
+        interpolation: of the resizing.
     """
     from PIL import Image, ImageOps
 
@@ -57,7 +67,8 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
                 raise ValueError(f"got mode {image.mode}, wanted 8 bits a channel; convert it")
             if "transparency" in image.info:  # Pillow warns if a palette loses it in one step
                 image = image.convert("RGBA")
-            image = _square(image.convert("L" if channels == 1 else "RGB"), size)
+            image = image.convert("L" if channels == 1 else "RGB")
+            image = _square(image, size, fit, interpolation)
             return np.asarray(image, dtype=np.uint8).reshape(size, size, channels)
     except Exception as error:  # a broken picture makes Pillow's parsers raise nearly anything
         why = " ".join(str(error).split()).partition(" <_io")[0] or type(error).__name__
@@ -65,7 +76,11 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def decode_all(
-    parts: Iterable[list[Picture]], size: int, channels: int
+    parts: Iterable[list[Picture]],
+    size: int,
+    channels: int,
+    fit: Fit = "crop",
+    interpolation: Interpolation = "bicubic",
 ) -> Iterator[NDArray[np.uint8]]:
     """Decode lists of pictures in threads, and give each list back as one array, in order.
 
@@ -75,7 +90,7 @@ def decode_all(
     """
 
     def run(_: None, part: list[Picture]) -> NDArray[np.uint8]:
-        return np.stack([decode(picture, size, channels) for picture in part])
+        return np.stack([decode(picture, size, channels, fit, interpolation) for picture in part])
 
     return ordered(parts, run, lambda: None, available_workers(None))
 
@@ -93,15 +108,19 @@ def _bytes(picture: Picture) -> bytes:
         return file.read()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _square(image: Any, size: int) -> Any:
+def _square(image: Any, size: int, fit: Fit, interpolation: Interpolation) -> Any:
     from PIL import Image
+
+    resampling = Image.Resampling[interpolation.upper()]
 
     width, height = image.size
     if (width, height) == (size, size):
         return image
+    if fit == "squash":
+        return image.resize((size, size), resampling)
     short = min(width, height)
     # Rounded down as torchvision's Resize does, so that the pixels are the same.
     width, height = size * width // short, size * height // short
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    image = image.resize((width, height), resampling)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))

@@ -121,9 +121,13 @@ def _folders(path: Path, splits: Sequence[str]) -> dict[str, str] | None:
     # Left to itself `datasets` takes any folder called train for one, also a class of the test.
     for base in (path, path / "data"):
         if any((base / split).is_dir() for split in splits):
-            names = sorted({*splits}.union(*SAME))
-            found = [base / name for name in names if (base / name).is_dir()]
-            return {folder.name: f"{folder.relative_to(path)}/**" for folder in found}
+            found = [name for name in sorted({*splits}.union(*SAME)) if (base / name).is_dir()]
+            # One without classes, such as ImageNet's test, would take the labels from all.
+            own = [name for name in found if any(_same([name], split) for split in splits)]
+            if all(_same(own, split) for split in splits):
+                found = own
+            folders = [base / name for name in found]
+            return {folder.name: f"{folder.relative_to(path)}/**" for folder in folders}
     return None
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from negmerge.recipe import Forget
 
 Indices = NDArray[np.int64]
+HELD_OUT = 5000
+"""The validation images of a set, at most, in the CLIP protocol."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _once(found: Indices, path: Path) -> Indices:
 
 
 def held_out_of(size: int) -> tuple[Indices, Indices]:
-    """The CLIP protocol's cut of a training set into the rest and a tenth, at most 5,000.
+    """The CLIP protocol's cut of a training set into the rest and a tenth, at most `HELD_OUT`.
 
     It is torch's `random_split` of seed 0, so that validation sets are those of published work.
 
@@ -184,7 +186,7 @@ def held_out_of(size: int) -> tuple[Indices, Indices]:
     import torch
 
     order = torch.randperm(size, generator=torch.Generator().manual_seed(0)).numpy()
-    count = min(size // 10, 5000)
+    count = min(size // 10, HELD_OUT)
     return order[: size - count], order[size - count :]
 
 

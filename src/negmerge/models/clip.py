@@ -16,6 +16,8 @@ from torch.nn import functional
 from negmerge.errors import OptionError
 
 Freeze = Literal["attention", "nothing"]
+TEXT = ("transformer", "text", "text_decoder")
+"""Parts of a CLIP that only read text."""
 
 
 class ClipClassifier(nn.Module):
@@ -39,8 +41,10 @@ class ClipClassifier(nn.Module):
     ) -> None:
         super().__init__()
         for name, module in clip.named_children():
-            if name not in ("transformer", "text"):
+            if name not in TEXT:
                 self.add_module(name, module)
+        if hasattr(self.visual, "output_tokens"):  # CoCa's captions need them, a head does not
+            self.visual.output_tokens = False
         for name, parameter in clip.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         for name, head in heads.items():

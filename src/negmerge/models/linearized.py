@@ -27,6 +27,12 @@ class LinearizedClassifier(ClipClassifier):
         self.start = {name: weight.detach().clone() for name, weight in moving.items()}
         return self
 
+    def train(self, mode: bool = True) -> LinearizedClassifier:
+        """The encoder is always that of θ₀ in evaluation: statistics of a batch have no tangent."""
+        super().train(mode)
+        self.visual.eval()
+        return self
+
     def parts(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """f(x; θ₀) and J(x)·(θ − θ₀): the features are their sum."""
         inputs = (pixels - self.mean) / self.std

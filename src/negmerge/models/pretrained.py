@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.nn import functional
 from negmerge.checkpoint import Checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, shown
 from negmerge.files import file_digest
+from negmerge.models.clip import TEXT
 from negmerge.models.prompts import Prompts, open_clip
 from negmerge.models.transformers_clip import model_config, renamed, translated
 from negmerge.models.weights import check_fit, load_tensors
@@ -36,6 +37,8 @@ WEIGHTS = (
 EMBEDDINGS = "class_embeddings.safetensors"
 OPENAI_ONLY = ("input_resolution", "context_length", "vocab_size")
 """Entries that only OpenAI's own files have."""
+FITS: dict[str, Literal["crop", "squash"]] = {"shortest": "crop", "squash": "squash"}
+"""open_clip's resize modes, as we call them."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class ClipSource:
             if self.foreign:
                 found = {"model_cfg": model_config(found), "preprocess_cfg": {}}
             found["model_cfg"]["vision_cfg"]["image_size"]
+            found.setdefault("preprocess_cfg", {})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileError(f"{path}: is not the configuration of a CLIP: {error!r}") from None
         return found
@@ -111,7 +115,19 @@ class ClipSource:
             self.notes.append(
                 f"{self.name}: switched to QuickGELU, which the {self.pretrained} weights need"
             )
+        elif not own and self._tag is None and self.pretrained is not None and self._ambiguous():
+            self.notes.append(
+                f"{self.name}: computed with GELU, for the file {self.pretrained} does not say; "
+                f"weights of OpenAI need QuickGELU: set model.name to {self.name}-quickgelu then"
+            )
         return own or theirs
+
+    def _ambiguous(self) -> bool:
+        """Whether some weights of this architecture were trained with QuickGELU."""
+        library = open_clip()
+        tags = library.list_pretrained_tags_by_model(self.name)
+        found = [library.get_pretrained_cfg(self.name, tag) for tag in tags]
+        return any(tag.get("quick_gelu", False) for tag in found)
 
     @property
     def size(self) -> int:
@@ -133,6 +149,22 @@ class ClipSource:
         """Of the pixels, by channel."""
         own = self.config["preprocess_cfg"].get("std")
         return tuple(own or open_clip().OPENAI_DATASET_STD)
+
+    @property
+    def fit(self) -> Literal["crop", "squash"]:
+        """How an image that is not square is made so."""
+        mode = self.config["preprocess_cfg"].get("resize_mode") or "shortest"
+        if mode not in FITS:
+            raise OptionError(
+                f"model.name {self.name}: resize mode {shown(mode)}, wanted {' or '.join(FITS)}"
+            )
+        return FITS[mode]
+
+    @property
+    def interpolation(self) -> Literal["bicubic", "bilinear"]:
+        """How pixels are resized."""
+        own = self.config["preprocess_cfg"].get("interpolation") or "bicubic"
+        return "bilinear" if own == "bilinear" else "bicubic"  # open_clip draws the others
 
     @cached_property
     def weights(self) -> Path:
@@ -247,7 +279,7 @@ class ClipSource:
         """Without the text transformer, and without what the file does not have."""
         for name, _ in [*clip.named_children(), *clip.named_parameters(recurse=False)]:
             known = self.names is None or any(n.split(".")[0] == name for n in self.names)
-            if name in ("transformer", "text") or not known:
+            if name in TEXT or not known:
                 delattr(clip, name)
         return clip
 

@@ -75,7 +75,7 @@ def imagenet(names: Sequence[str]) -> list[str]:
     ['tench']
     """
     if len(names) == 1000:
-        return list(open_clip().IMAGENET_CLASSNAMES)
+        return _thousand(names)
     wrong = [name for name in names if re.fullmatch(r"n\d{8}", name)]
     if wrong:
         raise OptionError(
@@ -85,17 +85,40 @@ def imagenet(names: Sequence[str]) -> list[str]:
     return [name.partition(",")[0].replace("_", " ") for name in names]
 
 
+def _thousand(names: Sequence[str]) -> list[str]:
+    """OpenAI's words for WordNet ids, numbers or names that are recognisably the same classes."""
+    words: list[str] = list(open_clip().IMAGENET_CLASSNAMES)
+    if all(re.fullmatch(r"n\d{8}", name) for name in names):
+        places = {name: place for place, name in enumerate(sorted(names))}
+        return [words[places[name]] for name in names]
+    if sorted(names) == sorted(map(str, range(1000))):
+        return [words[int(name)] for name in names]
+    alike = [_letters(name) & _letters(word) for name, word in zip(names, words, strict=True)]
+    if sum(map(bool, alike)) < len(words) / 2:
+        raise OptionError(
+            f"imagenet: the classes begin with {shown(names[0])}, {shown(names[1])}: wanted "
+            "WordNet ids, numbers, or names in ImageNet's order"
+        )
+    return words
+
+
+def _letters(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
 @dataclass(frozen=True)
 class Prompts:
     """How one data set is put into words.
 
     templates: with `{}` for the class; none: ImageNet's 80. tidy: the clean-up of class names.
     epochs: of fine-tuning in the paper, if it is one of its eight sets.
+    numbers: up to how many classes may be called by numbers.
     """
 
     templates: tuple[str, ...]
     tidy: Tidy
     epochs: int | None = None
+    numbers: int = 0
 
     def words(self, names: Sequence[str]) -> list[list[str]]:
         """For each class, its sentences.
@@ -103,32 +126,48 @@ class Prompts:
         >>> PLAIN.words(["cat"])
         [['a photo of a cat.', 'a photo of the cat.']]
         """
+        nameless = [name for name in names if re.fullmatch(r"n?\d+", name)]
+        if len(nameless) == len(names) > self.numbers:
+            raise OptionError(
+                f"the {len(names)} classes are called {shown(names[0])}, {shown(names[-1])}, …: a "
+                "zero-shot head needs words; use a copy of the set whose labels have names"
+            )
         tidy = self.tidy(names)
         if not self.templates:
             return [[make(name) for make in open_clip().OPENAI_IMAGENET_TEMPLATES] for name in tidy]
         return [[template.format(name) for template in self.templates] for name in tidy]
 
 
-PLAIN = Prompts(("a photo of a {}.", "a photo of the {}."), spaces)
+PLAIN = Prompts(("a photo of a {}.", "a photo of the {}."), spaces, numbers=10)
 """Of every set that has no entry."""
+
+ALIASES = {"imagenet-1k": "imagenet", "stanford_cars": "cars"}
+"""Names on the Hub that are not ours."""
 
 prompts: Registry[Prompts] = Registry("prompts of data set")
 
 
 def prompts_of(name: str) -> Prompts:
-    """The prompts of a data set by its registered name.
+    """The prompts of a data set by its registered name, or the last part of a Hub id or a path.
 
-    >>> prompts_of("mnist").epochs, prompts_of("someone/birds").epochs
-    (30, None)
+    >>> prompts_of("mnist").epochs, prompts_of("tanganke/stanford_cars").epochs
+    (30, 70)
+    >>> prompts_of("someone/birds").epochs
     """
-    return prompts.get(name) if name in prompts else PLAIN
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    last = ALIASES.get(last, last)
+    return prompts.get(last) if last in prompts else PLAIN
 
 
 def add(
-    name: str, templates: Sequence[str], tidy: Tidy = spaces, epochs: int | None = None
+    name: str,
+    templates: Sequence[str],
+    tidy: Tidy = spaces,
+    epochs: int | None = None,
+    numbers: int = 0,
 ) -> None:
     """Register the prompts of a data set."""
-    prompts.register(name, Prompts(tuple(templates), tidy, epochs))
+    prompts.register(name, Prompts(tuple(templates), tidy, epochs, numbers))
 
 
 LAND_USE = {
@@ -215,8 +254,9 @@ add(
     [f'a {how} photo of a "{{}}" traffic sign.' for how in ("zoomed in", "centered", "close up")],
     signs,
     epochs=40,
+    numbers=len(SIGNS),
 )
-add("mnist", NUMBER, epochs=30)
+add("mnist", NUMBER, epochs=30, numbers=10)
 add(
     "resisc45",
     [
@@ -228,8 +268,8 @@ add(
     epochs=40,
 )
 add("sun397", PLAIN.templates, scenes, epochs=40)
-add("svhn", NUMBER, epochs=30)
-add("imagenet", (), imagenet)
+add("svhn", NUMBER, epochs=30, numbers=10)
+add("imagenet", (), imagenet, numbers=1000)
 for _name in ("cifar10", "cifar100"):
     add(
         _name,

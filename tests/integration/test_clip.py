@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -301,6 +302,9 @@ def test_the_page_has_what_the_scenario_has(finished: Path):
     table = (finished / "report/tables/members.csv").read_text().splitlines()
     assert len(table) == 1 + MEMBERS
     assert "acc_test" not in table[0]
+    prefixes = pd.read_csv(finished / "report/tables/prefixes.csv")
+    assert prefixes["sparsity"][0] == prefixes["coin_flips"][0] > 0  # frozen: no coin decides
+    assert (prefixes["sparsity"] <= prefixes["coin_flips"] + 1e-9).all()
     nm.report(finished)
     assert page == (finished / "report/index.html").read_text(encoding="utf-8")
     Run(finished).verify()

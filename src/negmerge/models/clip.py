@@ -44,7 +44,7 @@ class ClipClassifier(nn.Module):
             if name not in TEXT:
                 self.add_module(name, module)
         if hasattr(self.visual, "output_tokens"):  # CoCa's captions need them, a head does not
-            self.visual.output_tokens = False
+            self.visual.output_tokens = False  # pyright: ignore[reportArgumentType]
         for name, parameter in clip.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         for name, head in heads.items():

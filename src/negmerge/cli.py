@@ -357,7 +357,7 @@ def list_(
     json_
         Print JSON instead of a table.
     """
-    from negmerge.listing import KINDS
+    from negmerge.listing import KINDS, SHOWN
 
     found = KINDS[what]()
     if json_:
@@ -365,7 +365,8 @@ def list_(
         return
     from rich.table import Table
 
-    fields = [field for field in next(iter(found.values())) if field != "paper"]
+    every = [field for field in next(iter(found.values())) if field != "paper"]
+    fields = SHOWN.get(what, every)
     table = Table(what.removesuffix("s"), *(f.replace("_", " ") for f in fields), title=what)
     for name, entry in found.items():
         cells = [_cell(entry[field]) for field in fields]

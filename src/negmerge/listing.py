@@ -113,15 +113,21 @@ def tables() -> Table:
 
     found: Table = {}
     for name, entry in experiments().items():
-        takes = estimates()[name]
+        recipes = ", ".join(dict.fromkeys(part.recipe for part in entry.paper))
+        desk_recipes = ", ".join(dict.fromkeys(part.recipe for part in entry.desk))
+        data, desk_data = ", ".join(entry.data("paper")), ", ".join(entry.data("desk"))
+        runs, takes = len(entry.parts("paper")) * entry.seeds, estimates()[name]
         found[name] = {
             "summary": published()[name]["caption"],
-            "recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.paper)),
-            "runs": len(entry.parts("paper")) * entry.seeds,
-            "needs": f"{', '.join(entry.data('paper'))}; {takes['hours']:,.0f} GPU-hours, "
-            f"{takes['memory']:.0f} GB of GPU memory, {takes['disk']:,.0f} GB of disk",
-            "desk_recipes": ", ".join(dict.fromkeys(part.recipe for part in entry.desk)),
-            "desk_needs": ", ".join(entry.data("desk")),
+            "needs": f"{data}; {takes['hours']:,.0f} GPU-hours, {takes['memory']:.0f} GB of GPU "
+            f"memory, {takes['disk']:,.0f} GB of disk\nruns: {runs} ({recipes})",
+            "on_a_desk": f"{desk_data}; {entry.stands_in}\n({desk_recipes})",
+            "recipes": recipes,
+            "runs": runs,
+            "data": data,
+            **takes,
+            "desk_recipes": desk_recipes,
+            "desk_data": desk_data,
             "stands_in": entry.stands_in,
         }
     return found
@@ -137,3 +143,6 @@ KINDS: dict[str, Callable[[], Table]] = {
     "recipes": recipes,
     "tables": tables,
 }
+
+SHOWN = {"tables": ("summary", "needs", "on_a_desk")}
+"""Columns for the terminal, where not all fit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -63,11 +63,19 @@ class Chart:
     True
 
     id: unique on the page. title: what it shows, in words. x, y: labels of the axes.
-    height: in inches; the width is the same for all, and a phone's.
+    height: in inches; the width is the same for all, and a phone's. looks: of the page's methods.
     """
 
-    def __init__(self, id: str, title: str, x: str, y: str, height: float = 3.3) -> None:
-        self.id, self.title = id, title
+    def __init__(
+        self,
+        id: str,
+        title: str,
+        x: str,
+        y: str,
+        height: float = 3.3,
+        looks: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        self.id, self.title, self.looks = id, title, looks or {}
         self.parts: list[tuple[str, str]] = []
         with rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
             self.figure = Figure(figsize=(5.0, height), layout="constrained")
@@ -86,7 +94,8 @@ class Chart:
         self, x: float, y: float, method: str, name: str, size: float = 8, **style: Any
     ) -> None:
         """A marker in the method's look."""
-        look: dict[str, Any] = {"marker": look_of(method)[1], "color": paint(method)}
+        marker = self.looks.get(method, look_of(method))[1]
+        look: dict[str, Any] = {"marker": marker, "color": paint(method)}
         look |= {"markersize": size, "linestyle": "none", "markeredgewidth": 0.8}
         look |= style
         (artist,) = self.axes.plot([x], [y], **look)

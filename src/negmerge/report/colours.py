@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from zlib import crc32
 
 # For a light and for a dark page; each has a contrast of 3 : 1 or more with its background.
@@ -68,6 +69,18 @@ def look_of(name: str) -> tuple[str, str]:
     return colour, markers[number // 16 % len(markers)]
 
 
-def sign_of(name: str) -> str:
-    """The marker of a method as a character, for legends."""
-    return SIGNS[look_of(name)[1]]
+def looks_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The looks of the methods of one page: no two are alike, as long as there are markers.
+
+    >>> three = looks_of(["consensus", "consensus-4-1", "consensus-8-2"])
+    >>> three["consensus"] == look_of("consensus"), len(set(three.values()))
+    (True, 3)
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for name in names:
+        colour, marker = look_of(name)
+        taken = {own for other, own in (*KNOWN.values(), *found.values()) if other == colour}
+        free = [own for own in MARKERS if own not in taken]
+        again = (colour, marker) in found.values()
+        found[name] = (colour, free[0] if again and free else marker)
+    return found

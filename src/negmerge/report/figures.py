@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from negmerge.inspection import natural
 from negmerge.report.charts import INK, Chart, paint
 from negmerge.report.collect import Row, groups, losses, records
 
+Looks = Mapping[str, tuple[str, str]]
+"""Colour and marker of each method of the page."""
+
 FEW_ROWS = 40
 """Of a figure by group; beyond, names on the axis would overlap."""
 
@@ -21,7 +24,7 @@ NEAR = 0.9
 """Methods that keep this share of the original's retain accuracy get a drawing of their own."""
 
 
-def trade_off(scores: pd.DataFrame, members: pd.DataFrame | None) -> list[str]:
+def trade_off(scores: pd.DataFrame, members: pd.DataFrame | None, looks: Looks) -> list[str]:
     """Retain accuracy against forget error for each pool member and each method (Figure 1a).
 
     Where some methods lose much, a second drawing shows those that do not.
@@ -33,16 +36,16 @@ def trade_off(scores: pd.DataFrame, members: pd.DataFrame | None) -> list[str]:
     least = NEAR * records(scores)[0]["acc_retain"]
     near = [row for row in rows if row["acc_retain"] >= least]
     title = "Retain accuracy against forget error, for each pool member and each method"
-    drawings = [_scatter("trade-off", title, rows)]
+    drawings = [_scatter("trade-off", title, rows, looks)]
     if 2 < len(near) < len(rows):
         share = f"those that keep {100 * NEAR:.0f} % of the original's retain accuracy"
-        drawings.append(_scatter("trade-off-near", f"{title}: {share}", near))
+        drawings.append(_scatter("trade-off-near", f"{title}: {share}", near, looks))
     return drawings
 
 
-def _scatter(id: str, title: str, rows: list[Row]) -> str:
+def _scatter(id: str, title: str, rows: list[Row], looks: Looks) -> str:
     forget = "forget error: 100 − accuracy on the forget set, %"
-    chart = Chart(id, title, forget, "accuracy on the retain set, %", height=4.2)
+    chart = Chart(id, title, forget, "accuracy on the retain set, %", 4.2, looks)
     for row in rows:
         scale = f" (λ = {row['scale']:g})" if row.get("scale", np.nan) >= 0 else ""
         size = 9 if row["look"] == "members" else 10
@@ -51,7 +54,7 @@ def _scatter(id: str, title: str, rows: list[Row]) -> str:
     return chart.svg()
 
 
-def spread(scores: pd.DataFrame, members: pd.DataFrame) -> list[str]:
+def spread(scores: pd.DataFrame, members: pd.DataFrame, looks: Looks) -> list[str]:
     """Forget accuracy over the pool, each member with its own λ (Figure 1b)."""
     chart = Chart(
         "spread",
@@ -59,6 +62,7 @@ def spread(scores: pd.DataFrame, members: pd.DataFrame) -> list[str]:
         "accuracy on the forget set, %",
         "",
         height=2.4,
+        looks=looks,
     )
     values = members["acc_forget"]
     box = chart.axes.boxplot(
@@ -84,7 +88,7 @@ def spread(scores: pd.DataFrame, members: pd.DataFrame) -> list[str]:
 
 
 def lambda_curves(
-    sweeps: pd.DataFrame, criterion: str, reference: dict[str, Any] | None
+    sweeps: pd.DataFrame, criterion: str, reference: dict[str, Any] | None, looks: Looks
 ) -> list[str]:
     """Forget and retain accuracy by λ, with the chosen point and what the criterion aims at."""
     charts: list[str] = []
@@ -94,13 +98,15 @@ def lambda_curves(
             f"Accuracy on the {what} set by λ, with the λ that was chosen",
             "λ",
             f"accuracy on the {what} set, %",
+            looks=looks,
         )
         for title, rows in groups(sweeps, "method").items():
             _curve(chart, title, rows, metric, "%")
         _aim(chart, criterion, what, sweeps, reference)
         charts.append(chart.svg())
     if criterion == "oracle" and reference is not None:
-        chart = Chart("sweep-gap", "Avg. Gap to the retrained model by λ", "λ", "Avg. Gap, points")
+        title = "Avg. Gap to the retrained model by λ"
+        chart = Chart("sweep-gap", title, "λ", "Avg. Gap, points", looks=looks)
         for title, rows in groups(sweeps, "method").items():
             gaps = losses(rows, criterion, reference)
             both = [row | {"gap": gap} for row, gap in zip(rows, gaps, strict=True)]
@@ -158,12 +164,13 @@ def sparsity_by_members(prefixes: pd.DataFrame) -> list[str]:
     return [chart.svg()]
 
 
-def sparsity_by(frame: pd.DataFrame, by: str) -> list[str]:
+def sparsity_by(frame: pd.DataFrame, by: str, looks: Looks) -> list[str]:
     """Zeros by depth or by component, one marker for each method that leaves any."""
     sparse = with_zeros(frame)
     places = sorted(groups(frame, by), key=natural)[:FEW_ROWS]
     height = 1.1 + 0.22 * len(places)
-    chart = Chart(f"by-{by}", f"Sparsity by {by}", "zeros, % of the elements", "", height=height)
+    zeros = "zeros, % of the elements"
+    chart = Chart(f"by-{by}", f"Sparsity by {by}", zeros, "", height, looks)
     for row in records(frame):
         if row["method"] in sparse and row[by] in places:
             name = f"{row['method']}, {by} {row[by]}: {row['sparsity']:.2f} % zero"

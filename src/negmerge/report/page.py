@@ -15,7 +15,7 @@ from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Recipe, load_recipe
 from negmerge.report import summary
 from negmerge.report.collect import Missing, NotMeasured
-from negmerge.report.colours import PAIRS, look_of, sign_of
+from negmerge.report.colours import PAIRS, SIGNS, look_of
 from negmerge.report.export import Table
 from negmerge.report.runs import describe_run
 from negmerge.report.sections import SECTIONS, Material, Section
@@ -63,6 +63,7 @@ class Builder:
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.missing: list[str] = []
+        self.looks: dict[str, tuple[str, str]] = {}
         self.manifest = self.attempt("the manifest", self.sealed)
 
     def build(self) -> dict[str, str]:
@@ -73,6 +74,7 @@ class Builder:
         top: dict[str, Any] | None = None
         if recipe is not None and scores is not None:
             given = Material(self.run, recipe, scores, self.progress)
+            self.looks = self.attempt("the scores", lambda: given.looks) or {}
             found = [self.attempt(what, lambda m=make: m(given)) for what, make in SECTIONS.items()]
             sections = [section for section in found if section is not None]
             top = self.attempt("the summary", lambda: summarise(scores, recipe))
@@ -133,8 +135,8 @@ class Builder:
             files=files,
             data=(scores or {}).get("splits", {}).get("fingerprint"),
             pairs=PAIRS,
-            look_of=look_of,
-            sign_of=sign_of,
+            look_of=lambda name: self.looks.get(name, look_of(name)),
+            signs=SIGNS,
             downloads=downloads,
         )
 

@@ -13,6 +13,7 @@ import pandas as pd
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
 from negmerge.report import collect, figures
+from negmerge.report.colours import looks_of
 from negmerge.report.export import Table
 from negmerge.rundir import Run
 
@@ -56,6 +57,10 @@ class Material:
     def methods(self) -> list[str]:
         return [str(name) for name in self.frame["method"]]
 
+    @cached_property
+    def looks(self) -> dict[str, tuple[str, str]]:
+        return looks_of(self.methods)
+
     @property
     def searched(self) -> list[str]:
         rows = self.scores["methods"]
@@ -81,7 +86,7 @@ def trade_off(given: Material) -> Section:
     except collect.Missing as missing:
         members, names = None, []
         text += f" Without the pool: {missing}."
-    drawings = figures.trade_off(given.frame, members)
+    drawings = figures.trade_off(given.frame, members, given.looks)
     if len(drawings) > 1:
         share = f"{100 * figures.NEAR:.0f} %"
         text += (
@@ -97,7 +102,7 @@ def pool(given: Material) -> Section:
     )
     if not any(m.name == "single_best" and m.add is None for m in given.recipe.methods):
         text += " Their λ come from a coarse grid, every fourth value of the methods' own."
-    drawings = figures.spread(given.frame, given.members)
+    drawings = figures.spread(given.frame, given.members, given.looks)
     table = Table("members", "Pool members, each with its own λ", given.members)
     return Section("pool", "The pool", text, drawings, [*given.methods, "members"], table)
 
@@ -109,7 +114,7 @@ def sweeps(given: Material) -> Section:
     )
     frame = collect.sweeps_frame(given.run, given.scores)
     criterion = given.recipe.criterion
-    drawings = figures.lambda_curves(frame, criterion, given.scores["retrain"])
+    drawings = figures.lambda_curves(frame, criterion, given.scores["retrain"], given.looks)
     table = Table("sweeps", "Accuracy by λ", frame)
     return Section("sweeps", "How λ was chosen", text, drawings, given.searched, table)
 
@@ -139,7 +144,7 @@ def by_component(given: Material) -> Section:
 
 def _sparsity(given: Material, by: str, text: str) -> Section:
     frame = collect.sparsity_frame(given.run, given.scores, by)
-    drawings = figures.sparsity_by(frame, by)
+    drawings = figures.sparsity_by(frame, by, given.looks)
     table = Table(by, f"Zeros by {by}", frame)
     legend = figures.with_zeros(frame)
     return Section(f"by-{by}", f"Sparsity by {by}", text, drawings, legend, table)

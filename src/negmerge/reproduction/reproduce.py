@@ -103,8 +103,6 @@ def reproduce(
     """
     wanted, printed = experiment(table), published()[table]
     folder = Path("runs") / f"reproduce-{scale}" if out is None else out
-    with told_plainly(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     progress = progress or Quiet()
     trials = [
         (number, part, part.load(seed, changes))
@@ -113,6 +111,8 @@ def reproduce(
     ]
     for _, part, recipe in trials:  # before hours of work
         check(table, part, recipe, folder, progress)
+    with told_plainly(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     found: list[tuple[int, dict[str, Any], list[Row]]] = []
     pages: list[Path] = []
     for number, part, recipe in trials:

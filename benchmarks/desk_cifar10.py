@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/desk"))
     given = parser.parse_args()
+    went_on = given.runs.exists()
     given.runs.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     found: dict[str, dict[str, list[Any]]] = {}
@@ -111,8 +112,8 @@ def main() -> None:
                 for part in scores_table(scores):
                     print(part) if isinstance(part, str) else None
     kept, minutes = RESULTS / "desk_cifar10.json", (time.monotonic() - begun) / 60
-    if kept.exists() and (before := json.loads(kept.read_text()))["seeds"] == given.seeds:
-        minutes += before["minutes"]  # it went on
+    if went_on and (before := json.loads(kept.read_text()))["seeds"] == given.seeds:
+        minutes += before["minutes"]
     seeds = " ".join(map(str, given.seeds))
     command = f"NEGMERGE_DATA=FOLDER python benchmarks/desk_cifar10.py --seeds {seeds}"
     record = {

@@ -109,15 +109,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce-desk"))
     given = parser.parse_args()
-    kept = RESULTS / "desk_tables.json"
+    kept, went_on = RESULTS / "desk_tables.json", given.runs.exists()
     tables = json.loads(kept.read_text()) if kept.exists() else {}
     for name in given.tables:
         begun = time.monotonic()
         with make_progress() as progress:
             made = reproduce(name, "desk", given.runs, (), progress, given.seeds)
         minutes, before = (time.monotonic() - begun) / 60, tables.get(name)
-        if before is not None and {*before["seeds"]} < {*given.seeds}:
-            minutes += before["minutes"]  # seeds were added
+        if went_on and before is not None and {*before["seeds"]} <= {*given.seeds}:
+            minutes += before["minutes"]
         tables[name] = record(made, given.seeds, minutes)
         print(name, f"{tables[name]['minutes']} minutes", flush=True)
         kept.write_text(json.dumps(tables, indent=1) + "\n")

@@ -16,12 +16,13 @@ from negmerge.data.cache import cache_folder
 from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed, Indices
+from negmerge.data.places import Local, find
 from negmerge.data.splits import balanced, held_out_of
 from negmerge.errors import OptionError, shown
 from negmerge.models.classifiers import channels_last
 from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts
 from negmerge.models.linearized import LinearizedClassifier
-from negmerge.models.pretrained import ClipSource, zero_shot_head
+from negmerge.models.pretrained import ClipSource, ready_head, zero_shot_head
 from negmerge.models.prompts import prompts_of
 from negmerge.models.weights import load_model, load_tensors, save_tensors
 from negmerge.progress import Progress, Quiet
@@ -81,13 +82,14 @@ class ClipScenario:
         return resolve(data.name, **as_trained, **given)
 
     def open(self, data: Data, split: Any, **options: Any) -> Images:
-        """A split of a data set, decoded; the control lies beside the other if nothing is said."""
-        where = {
-            "root": data.root or self.recipe.data.root,
-            "revision": data.revision,
-            "progress": self.progress,
-        }
-        return load(self.shown(data), split, **where, **options)
+        """A split of a data set, decoded; the control may lie beside the forget set."""
+        source, root = self.shown(data), data.root
+        beside = self.recipe.data.root
+        if root is None and beside is not None:
+            found = find(source, beside, data.revision)
+            root = beside if isinstance(found, Local) else None
+        where = {"root": root, "revision": data.revision, "progress": self.progress}
+        return load(source, split, **where, **options)
 
     @cached_property
     def forget(self) -> tuple[Images, Images]:
@@ -171,7 +173,13 @@ class ClipScenario:
         return load_tensors(path)[0]["head"]
 
     def _words(self, data: str, names: tuple[str, ...]) -> str:
-        return identity(names, prompts_of(data).words(names))
+        try:
+            words = prompts_of(data).words(names)
+        except OptionError:
+            if ready_head(self.source, data, names) is None:
+                raise
+            words = []  # a ready-made head needs none
+        return identity(names, words)
 
     @cached_property
     def template(self) -> ClipClassifier:

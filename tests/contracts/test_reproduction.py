@@ -205,6 +205,24 @@ def test_what_only_the_user_can_give_is_said():
     assert "--set" not in needs("B11", "desk")
 
 
+def test_changes_are_followed():
+    changes = ["clip.control.name=/data/imagenet"]
+    text = needs("T6", "paper", changes)
+    assert "2 runs on /data/imagenet, cars; not estimated, data set '/data/imagenet'" in text
+    part = experiment("T3").parts("paper")[0]
+    assert part.load(changes=["data.name=svhn"]).title.endswith("forgets svhn")
+    assert any(
+        "and none, as in" in one for one in unstated("T3", "desk", ["pool.settings.clip=null"])
+    )
+
+
+def test_a_title_does_not_move_a_run():
+    part = experiment("T3").parts("paper")[0]
+    named = part.load(changes=["title=other words"])
+    assert name_of(part.recipe, part.load()) == name_of(part.recipe, named)
+    assert name_of(part.recipe, part.load(1)) != name_of(part.recipe, part.load())
+
+
 @pytest.mark.parametrize("table", ["T2", "B11", "T6"])
 def test_needs_are_said(table: str):
     text = needs(table, "paper")

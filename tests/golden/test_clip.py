@@ -96,6 +96,10 @@ def test_imagenets_names_are_not_mixed_up():
     as_text = sorted(map(str, range(1000)))  # how an image folder lists them: 0, 1, 10, 100, …
     found = prompts_of("imagenet").words(as_text)
     assert [sentences[0] for sentences in found] == [words[int(name)] for name in as_text]
+    padded = prompts_of("imagenet").words([f"{k:04}" for k in range(1000)])
+    assert [one[0] for one in padded] == words
+    with pytest.raises(NegMergeError, match="only if all 1,000 are there"):
+        prompts_of("imagenet").words(["0", "1", "2"])
     names = list(open_clip().IMAGENET_CLASSNAMES)
     named = [f"{name}, as the Hub has it" for name in names]
     assert [one[0] for one in prompts_of("imagenet").words(named)] == words

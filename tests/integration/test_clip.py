@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from clips import CLASSES, make_clip, make_sets
 from negmerge.cli import main
 from negmerge.clip_scenario import ClipScenario
 from negmerge.executors import InProcess
-from negmerge.models.weights import load_tensors
+from negmerge.models.weights import load_tensors, save_tensors
 from negmerge.pipeline import Pipeline
 from negmerge.progress import Quiet
 from negmerge.recipe import load_recipe
@@ -237,6 +238,32 @@ def test_the_control_lies_beside_the_forget_set(here: Path):
     found = ClipScenario(load_recipe("tiny.yaml", ["clip.control.root=null"])).control
     named = ClipScenario(recipe).control
     assert [one.fingerprint for one in found] == [one.fingerprint for one in named]
+
+
+def test_else_the_control_lies_where_all_mirrors_do(here: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "mnist").symlink_to(here / "data" / "mnist")
+    monkeypatch.setenv("NEGMERGE_DATA", str(here / "data"))
+    changes = [f"data.root={tmp_path}", "clip.control.root=null"]
+    found = ClipScenario(load_recipe("tiny.yaml", changes)).control
+    named = ClipScenario(load_recipe("tiny.yaml")).control
+    assert [one.fingerprint for one in found] == [one.fingerprint for one in named]
+
+
+def test_a_ready_head_needs_no_words(here: Path, tmp_path: Path):
+    """Numbered classes, whose embeddings the folder has."""
+    sets = {"gtsrb": [f"{k}" for k in range(50)]}  # more signs than there are words for
+    make_sets(tmp_path / "data", 100, 50, sets)
+    shutil.copytree(here / "clip", tmp_path / "clip")
+    heads, about = load_tensors(here / "clip/class_embeddings.safetensors")
+    classes = json.dumps(json.loads(about["classes"]) | sets)
+    head = {"gtsrb": torch.randn(50, 16)}
+    save_tensors(tmp_path / "clip/class_embeddings.safetensors", heads | head, {"classes": classes})
+    changes = [
+        "data.name=gtsrb",
+        f"data.root={tmp_path / 'data'}",
+        f"model.name={tmp_path / 'clip'}",
+    ]
+    ClipScenario(load_recipe("tiny.yaml", changes)).check()
 
 
 def test_heads_are_built_once(here: Path, finished: Path):

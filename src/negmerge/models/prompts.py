@@ -76,11 +76,11 @@ def imagenet(names: Sequence[str]) -> list[str]:
     """
     if len(names) == 1000:
         return _thousand(names)
-    wrong = [name for name in names if re.fullmatch(r"n\d{8}", name)]
+    wrong = [name for name in names if re.fullmatch(r"n?\d+", name)]
     if wrong:
         raise OptionError(
-            f"imagenet: {len(names)} classes, the first is {shown(wrong[0])}: WordNet ids are put "
-            "into words only if all 1,000 are there"
+            f"imagenet: {len(names)} classes, the first is {shown(wrong[0])}: WordNet ids and "
+            "numbers are put into words only if all 1,000 are there"
         )
     return [name.partition(",")[0].replace("_", " ") for name in names]
 
@@ -91,7 +91,7 @@ def _thousand(names: Sequence[str]) -> list[str]:
     if all(re.fullmatch(r"n\d{8}", name) for name in names):
         places = {name: place for place, name in enumerate(sorted(names))}
         return [words[places[name]] for name in names]
-    if sorted(names) == sorted(map(str, range(1000))):
+    if all(name.isdigit() for name in names) and {*map(int, names)} == {*range(1000)}:
         return [words[int(name)] for name in names]
     alike = [_letters(name) & _letters(word) for name, word in zip(names, words, strict=True)]
     if sum(map(bool, alike)) < len(words) / 2:

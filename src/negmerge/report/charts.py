@@ -121,7 +121,7 @@ class Chart:
         where = self.axes.get_yaxis_transform() if along == "x" else self.axes.get_xaxis_transform()
         side = "right" if along == "x" else "left"
         vertical = "bottom" if along == "x" else "top"
-        clear = {"facecolor": PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0}
+        clear = {"facecolor": PAPER, "alpha": 0.6, "edgecolor": "none", "pad": 0}
         look: dict[str, Any] = {"fontsize": 8.5, "bbox": clear, "zorder": 3}  # above the lines
         self.axes.text(*at, f" {text}", transform=where, ha=side, va=vertical, **look)
 

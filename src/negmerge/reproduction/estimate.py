@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from negmerge.criteria import criteria
 from negmerge.data.datasets import resolve
+from negmerge.errors import OptionError, shown
 from negmerge.models.classifiers import create
 from negmerge.models.pretrained import ClipSource
 from negmerge.recipe import Recipe
@@ -64,7 +65,7 @@ def estimate(recipe: Recipe) -> Estimate:
     >>> 1 < estimate(load_recipe("cifar10_resnet18")).hours < 20
     True
     """
-    train, test, classes = SIZES[recipe.data.name]
+    train, test, classes = size_of(recipe.data.name)
     train, test = recipe.data.limit.train or train, recipe.data.limit.test or test
     members = recipe.pool.members()
     merged = [method for method in recipe.methods if method.name not in rivals]
@@ -75,7 +76,7 @@ def estimate(recipe: Recipe) -> Estimate:
         cost = _clip(recipe.model.name)
         trained = sum(member.epochs for member in members) * train
         choosing = 2 * recipe.search.samples
-        reported = test + SIZES[recipe.clip.control.name][1]
+        reported = test + size_of(recipe.clip.control.name)[1]
     else:
         source = resolve(recipe.data.name)
         size = recipe.data.size or source.size
@@ -104,6 +105,18 @@ def estimate(recipe: Recipe) -> Estimate:
     return Estimate(
         cost.weights * (models + len(merged) + 2), memory, operations / SUSTAINED / 3600
     )
+
+
+def size_of(name: str) -> tuple[int, int, int]:
+    """Training and test images, and classes, of a data set.
+
+    >>> size_of("/mirrors/cars")
+    Traceback (most recent call last):
+    negmerge.errors.OptionError: data set '/mirrors/cars': its size is not known
+    """
+    if name not in SIZES:
+        raise OptionError(f"data set {shown(name)}: its size is not known")
+    return SIZES[name]
 
 
 @dataclass

@@ -65,7 +65,7 @@ class Part(Strict):
         head, forgets, _ = recipe.title.rpartition("forgets ")
         if "data.name" not in self.set or not forgets:
             return recipe
-        return recipe.model_copy(update={"title": f"{head}{forgets}{self.set['data.name']}"})
+        return recipe.model_copy(update={"title": f"{head}{forgets}{recipe.data.name}"})
 
     def missing(self, recipe: Recipe) -> list[str]:
         """The fields that the user must give and has not."""
@@ -111,7 +111,8 @@ def facts(recipe: Recipe) -> dict[str, Any]:
         "criterion": recipe.criterion,
         "members": len(members),
         "training": f"{train.epochs} epochs at {train.lr:g}, {train.schedule}",
-        **members[0].model_dump(include={"epochs", "weight_decay", "warmup", "clip"}),
+        "clip": "none" if members[0].clip is None else f"{members[0].clip:g}",
+        **members[0].model_dump(include={"epochs", "weight_decay", "warmup"}),
     }
 
 
@@ -135,7 +136,7 @@ class Experiment(Strict):
         own = self.paper if scale == "paper" else self.desk
         return [one for part in own for one in part.each()]
 
-    def data(self, scale: Scale) -> list[str]:
+    def data(self, scale: Scale, changes: Sequence[str] = ()) -> list[str]:
         """The data sets that must be there.
 
         >>> experiments()["T3"].data("desk")
@@ -143,8 +144,8 @@ class Experiment(Strict):
         """
         found: set[str] = set()
         for part in self.parts(scale):
-            recipe = _shipped(part.recipe)
-            found.add(part.set.get("data.name", recipe.data.name))
+            recipe = part.load(changes=changes) if changes else _shipped(part.recipe)
+            found.add(recipe.data.name if changes else part.set.get("data.name", recipe.data.name))
             found |= set() if recipe.clip is None else {recipe.clip.control.name}
         return sorted(found)
 

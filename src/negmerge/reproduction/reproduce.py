@@ -61,9 +61,13 @@ def needs(table: str, scale: Scale, changes: Sequence[str] = ()) -> str:
     wanted = experiment(table)
     parts = wanted.parts(scale)
     missing = {field for part in parts for field in part.missing(part.load(changes=changes))}
+    try:
+        takes = str(total(table, scale, changes))
+    except OptionError as error:
+        takes = f"not estimated, {error}"
     told = (
         f"{table} at {scale} scale: {runs(len(parts) * len(wanted.trials(scale)))} on "
-        f"{', '.join(wanted.data(scale))}; {total(table, scale, changes)}"
+        f"{', '.join(wanted.data(scale, changes))}; {takes}"
     )
     return told + "".join(f"; and --set {field}=FILE" for field in sorted(missing))
 
@@ -111,6 +115,7 @@ def reproduce(
     ]
     for _, part, recipe in trials:  # before hours of work
         check(table, part, recipe, folder, progress)
+    left_open = unstated(table, scale, changes)
     with told_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
     found: list[tuple[int, dict[str, Any], list[Row]]] = []
@@ -133,7 +138,7 @@ def reproduce(
     absent = sum(not line.measured for line in lines)
     if absent:
         notes.append(f"Not measured here: {absent} of the {len(lines)} rows.")
-    notes += unstated(table, scale, changes)
+    notes += left_open
     made = Reproduction(table, scale, printed["caption"], frame(lines), notes, pages, folder)
     write_tables(made)
     return made
@@ -152,13 +157,14 @@ def check(table: str, part: Part, recipe: Recipe, folder: Path, progress: Progre
 
 
 def name_of(shipped: str, recipe: Recipe) -> str:
-    """The folder of a run, the same for all tables that need it.
+    """The folder of a run, the same for all tables that need it, whatever its title.
 
     >>> from negmerge.recipe import load_recipe
     >>> name_of("demo", load_recipe("demo")).startswith("demo-fashion_small-0-")
     True
     """
-    return f"{shipped}-{Path(recipe.data.name).name}-{recipe.seed}-{identity(recipe.dump())}"
+    content = identity(recipe.model_copy(update={"title": ""}).dump())
+    return f"{shipped}-{Path(recipe.data.name).name}-{recipe.seed}-{content}"
 
 
 def write_tables(made: Reproduction) -> None:

@@ -16,7 +16,6 @@ from negmerge.data.cache import cache_folder
 from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed, Indices
-from negmerge.data.places import Local, find
 from negmerge.data.splits import balanced, held_out_of
 from negmerge.errors import OptionError, shown
 from negmerge.models.classifiers import channels_last
@@ -82,14 +81,10 @@ class ClipScenario:
         return resolve(data.name, **as_trained, **given)
 
     def open(self, data: Data, split: Any, **options: Any) -> Images:
-        """A split of a data set, decoded; the control may lie beside the forget set."""
-        source, root = self.shown(data), data.root
-        beside = self.recipe.data.root
-        if root is None and beside is not None:
-            found = find(source, beside, data.revision)
-            root = beside if isinstance(found, Local) else None
+        """A split of a data set, decoded; the control lies beside the other if nothing is said."""
+        root = data.root or self.recipe.data.root
         where = {"root": root, "revision": data.revision, "progress": self.progress}
-        return load(source, split, **where, **options)
+        return load(self.shown(data), split, **where, **options)
 
     @cached_property
     def forget(self) -> tuple[Images, Images]:

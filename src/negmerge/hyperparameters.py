@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+HELD_OUT = 5000
+"""The validation images of a set, at most, in the CLIP protocol."""
 
 
 class Strict(BaseModel):

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from negmerge.data.splits import HELD_OUT
 from negmerge.errors import FileError, NegMergeError, OptionError, printable
-from negmerge.hyperparameters import HyperParameters, Strict
+from negmerge.hyperparameters import HELD_OUT, HyperParameters, Strict
 from negmerge.merge.select import SELECTORS
 from negmerge.models.prompts import prompts_of
 from negmerge.schema import (

@@ -36,6 +36,11 @@ def test_help_imports_nothing_heavy(verb):
     assert names == set()
 
 
+@pytest.mark.parametrize("kind", ["recipes", "tables"])
+def test_listing_recipes_imports_nothing_heavy(kind):
+    assert loaded("list", kind, "--json")[1] == set()
+
+
 def test_cpu_commands_never_import_torch(small_pool, tmp_path):
     base, pool = small_pool
     patch, out = str(tmp_path / "p.safetensors"), str(tmp_path / "o.safetensors")

@@ -265,7 +265,9 @@ def test_the_root_the_environment_and_the_hub_id(folder, cache, tmp_path, monkey
     assert len(load(source, "train", root=mirrors, cache=cache)) == 4
     monkeypatch.setenv("NEGMERGE_DATA", str(mirrors))
     assert len(load(source, "train", cache=cache)) == 4
+    assert len(load(source, "train", root=tmp_path, cache=cache)) == 4, "it is not in the root"
     monkeypatch.setenv("NEGMERGE_DATA", str(tmp_path / "nowhere"))
+    assert len(load(source, "train", root=mirrors, cache=cache)) == 4
     with pytest.raises(FileError, match="nowhere': no such folder; NEGMERGE_DATA names"):
         load(source, "train", cache=cache)
 

@@ -125,7 +125,7 @@ def load(
     Args:
         source: from `resolve`.
         split: `train` or `test`, whatever the set calls them.
-        root: folder of local mirrors; else the environment variable `NEGMERGE_DATA`.
+        root: folder of local mirrors; then the environment variable `NEGMERGE_DATA` names one.
         revision: branch, tag or commit on the Hub; pin it to be able to repeat a run.
         cache: where decoded images are kept; else `NEGMERGE_CACHE`, else the user's cache.
         progress: told of each image that is decoded.

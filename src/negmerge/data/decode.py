@@ -111,11 +111,10 @@ def _bytes(picture: Picture) -> bytes:
 def _square(image: Any, size: int, fit: Fit, interpolation: Interpolation) -> Any:
     from PIL import Image
 
-    resampling = Image.Resampling[interpolation.upper()]
-
     width, height = image.size
     if (width, height) == (size, size):
         return image
+    resampling = Image.Resampling[interpolation.upper()]
     if fit == "squash":
         return image.resize((size, size), resampling)
     short = min(width, height)

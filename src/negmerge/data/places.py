@@ -68,7 +68,7 @@ def find(source: Source, root: Path | None = None, revision: str | None = None) 
 
     Args:
         source: what to find.
-        root: folder of mirrors, `<root>/<name>` or `<root>/<Hub id>`; else `NEGMERGE_DATA`.
+        root: folder of mirrors, `<root>/<name>` or `<root>/<Hub id>`; then `NEGMERGE_DATA`.
         revision: branch, tag or commit on the Hub.
     """
     sought = _candidates(source, root)
@@ -87,22 +87,20 @@ def _candidates(source: Source, root: Path | None) -> list[Path]:
     embedded = ASSETS / source.name
     if source.hub is None and not embedded.is_dir():
         paths.append(Path(source.name).expanduser())
-    if (mirrors := _mirrors(root)) is not None:
+    for mirrors in _mirrors(root):
         paths += [mirrors / name for name in (source.name, source.hub) if name]
     if embedded.is_dir():
         paths.append(embedded)
     return list(dict.fromkeys(paths))
 
 
-def _mirrors(root: Path | None) -> Path | None:
-    named = os.environ.get("NEGMERGE_DATA")
-    if root is None and not named:
-        return None
-    folder = Path(root or named or "").expanduser()
-    if not folder.is_dir():
-        given = "data.root" if root is not None else "NEGMERGE_DATA"
-        raise FileError(f"{shown(folder)}: no such folder; {given} names a folder of data sets")
-    return folder
+def _mirrors(root: Path | None) -> list[Path]:
+    given = {"data.root": root, "NEGMERGE_DATA": os.environ.get("NEGMERGE_DATA")}
+    folders = {name: Path(folder).expanduser() for name, folder in given.items() if folder}
+    for name, folder in [*folders.items()][:1]:  # the other one only helps out
+        if not folder.is_dir():
+            raise FileError(f"{shown(folder)}: no such folder; {name} names a folder of data sets")
+    return list(folders.values())
 
 
 def files_of(folder: Path) -> list[str]:

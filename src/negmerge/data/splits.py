@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from negmerge.data.draws import seed_of
 from negmerge.errors import FileError, OptionError, shown
+from negmerge.hyperparameters import HELD_OUT
 
 if TYPE_CHECKING:
     from negmerge.data.datasets import Images
     from negmerge.recipe import Forget
 
 Indices = NDArray[np.int64]
-HELD_OUT = 5000
-"""The validation images of a set, at most, in the CLIP protocol."""
 
 
 @dataclass(frozen=True)

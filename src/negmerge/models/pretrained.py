@@ -164,7 +164,7 @@ class ClipSource:
     def interpolation(self) -> Literal["bicubic", "bilinear"]:
         """How pixels are resized."""
         own = self.config["preprocess_cfg"].get("interpolation") or "bicubic"
-        return "bilinear" if own == "bilinear" else "bicubic"  # open_clip draws the others
+        return "bilinear" if own == "bilinear" else "bicubic"  # `random` is for training
 
     @cached_property
     def weights(self) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from negmerge.report.colours import PAIRS, look_of
+from negmerge.report.colours import PAIRS, Looks, look_of
 
 INK, GRID, PAPER = "#010101", "#010102", "#010103"
 _PLACE = {name: f"#0200{k:02x}" for k, name in enumerate(PAIRS)}
@@ -73,7 +73,7 @@ class Chart:
         x: str,
         y: str,
         height: float = 3.3,
-        looks: Mapping[str, tuple[str, str]] | None = None,
+        looks: Looks | None = None,
     ) -> None:
         self.id, self.title, self.looks = id, title, looks or {}
         self.parts: list[tuple[str, str]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from zlib import crc32
 
 # For a light and for a dark page; each has a contrast of 3 : 1 or more with its background.
@@ -45,6 +45,9 @@ KNOWN = {
     "retain": ("blue", "o"),
     "test": ("olive", "o"),
 }
+Looks = Mapping[str, tuple[str, str]]
+"""The colour's name and the marker of methods."""
+
 MARKERS = "o^vsDPX<>dph"
 SIGNS = {"o": "●", "s": "■", "*": "★", ".": "•", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}
 SIGNS |= {"d": "♦", "p": "⬟", "h": "⬢", "<": "◀", ">": "▶", "H": "⬣"}

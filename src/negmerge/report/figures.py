@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from negmerge.inspection import natural
 from negmerge.report.charts import INK, Chart, paint
 from negmerge.report.collect import Row, groups, losses, records
-
-Looks = Mapping[str, tuple[str, str]]
-"""Colour and marker of each method of the page."""
+from negmerge.report.colours import Looks
 
 FEW_ROWS = 40
 """Of a figure by group; beyond, names on the axis would overlap."""

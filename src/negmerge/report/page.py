@@ -15,7 +15,7 @@ from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Recipe, load_recipe
 from negmerge.report import summary
 from negmerge.report.collect import Missing, NotMeasured
-from negmerge.report.colours import PAIRS, SIGNS, look_of
+from negmerge.report.colours import PAIRS, SIGNS, Looks, look_of
 from negmerge.report.export import Table
 from negmerge.report.runs import describe_run
 from negmerge.report.sections import SECTIONS, Material, Section
@@ -63,7 +63,7 @@ class Builder:
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.missing: list[str] = []
-        self.looks: dict[str, tuple[str, str]] = {}
+        self.looks: Looks = {}
         self.manifest = self.attempt("the manifest", self.sealed)
 
     def build(self) -> dict[str, str]:

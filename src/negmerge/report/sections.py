@@ -13,7 +13,7 @@ import pandas as pd
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
 from negmerge.report import collect, figures
-from negmerge.report.colours import looks_of
+from negmerge.report.colours import Looks, looks_of
 from negmerge.report.export import Table
 from negmerge.rundir import Run
 
@@ -58,7 +58,7 @@ class Material:
         return [str(name) for name in self.frame["method"]]
 
     @cached_property
-    def looks(self) -> dict[str, tuple[str, str]]:
+    def looks(self) -> Looks:
         return looks_of(self.methods)
 
     @property

@@ -106,7 +106,7 @@ def make_rival_job(
         seed,
         start[0],
         out(name),
-        states / name,
+        states / identity(name, title),  # two methods may have one training
         save_every=save_every,
         method=rival.name,
         options=options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,7 +115,7 @@ class Workshop:
             self.criterion.name,
             reference,
             self.folder.sweep(title),
-            self.folder.states / f"{made_from}.csv",
+            self._state(title, made_from).with_suffix(".csv"),  # two methods may have one vector
         )
 
     def sweep_all(self, sweeps: list[Sweep]) -> None:
@@ -183,11 +184,17 @@ class Workshop:
         use: Use = "report",
         work: Work = run_evaluation,
     ) -> list[Any]:
-        """The scores of models, in their order, on the data that is reported or that chooses."""
+        """The scores of models, in their order, on the data that is reported or that chooses.
+
+        Methods may come to the same model, as greedy and single best do with one member: it is
+        scored once.
+        """
+        distinct = list({one.out: one for one in wanted}.values())
         size = sum(len(feed) for feed in self.problem.scoring_feeds(use).values())
-        self.progress.stage(f"scoring {what}", size * len(wanted), "samples")
-        results = dict(self.executor.map(work, wanted, self.progress.advance))
-        return [results[place] for place in range(len(wanted))]
+        self.progress.stage(f"scoring {what}", size * len(distinct), "samples")
+        results = dict(self.executor.map(work, distinct, self.progress.advance))
+        scores = {one.out: results[place] for place, one in enumerate(distinct)}
+        return [deepcopy(scores[one.out]) for one in wanted]
 
     def seconds_of(self, *units: str) -> float:
         """The seconds of finished pieces of work."""

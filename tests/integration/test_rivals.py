@@ -92,12 +92,22 @@ def test_a_run_with_rivals(place: Path):
     assert Run(run).verify() >= 10
 
 
+class Apart(InProcess):
+    """Sees that no two items that may run at the same time write the same file."""
+
+    def map(self, work, items, advance, of=None):
+        for kind in ("out", "state", "partial"):
+            files = [getattr(item, kind) for item in items if hasattr(item, kind)]
+            assert len(set(files)) == len(files), (work.__name__, kind)
+        return super().map(work, items, advance, of)
+
+
 def run_here(place: Path, out: str, *changes: str) -> Path:
     """The same in this process."""
     recipe = load_recipe(place / "r.yaml", changes)
     folder, scenario = Run(place / out), Scenario(recipe)
     with folder.working():
-        Pipeline(recipe, folder, scenario, InProcess(scenario), Quiet()).run()
+        Pipeline(recipe, folder, scenario, Apart(scenario), Quiet()).run()
     assert Run(place / out).verify()
     return place / out
 
@@ -124,3 +134,20 @@ def test_rivals_alone_need_no_pool_and_the_first_makes_the_model(place: Path, mo
     assert not list(run.glob("pool/*"))
     (row,) = json.loads((run / "scores.json").read_text())["methods"]
     assert row["cost_ratio"] == pytest.approx(36 / (4 * 144))  # an epoch of forget, four of retain
+
+
+def test_methods_that_come_to_the_same_model_do_not_meet_in_one_file(place: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+    names = {
+        "consensus": {},
+        "uniform": {},
+        "finetune": {"options": {"epochs": 1}},
+        "random_label": {"options": {"epochs": 1}, "tune": True},
+    }
+    twice = [{"name": n, "label": f"{n}-{k}"} | more for n, more in names.items() for k in (1, 2)]
+    run = run_here(place, "twice", f"methods={json.dumps([*twice, 'greedy', 'single_best'])}")
+    rows = json.loads((run / "scores.json").read_text())["methods"]
+    assert [row["method"] for row in rows[:4]] == [method["label"] for method in twice[:4]]
+    for one, two in zip(rows[:8:2], rows[1:8:2], strict=True):
+        for metric in ("acc_forget", "acc_retain", "mia", "scale", "evaluations", "avg_gap"):
+            assert one[metric] == two[metric]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from negmerge.data.cache import cache_folder
+from negmerge.data.cache import cache_folder, only_one
 from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed, Indices
@@ -30,6 +30,10 @@ from negmerge.scenario import Part, Scenario, Use, identity
 
 LEAST = 0.9
 """The smallest share of the area in open_clip's random resized crop."""
+TANGENT = (
+    "clip.linear: all scores are of the linearised model; unlearned/model.safetensors holds its "
+    "weights θ₀ − λτ, and was not measured as an ordinary CLIP"
+)
 
 
 def make_problem(recipe: Recipe, progress: Progress | None = None) -> Scenario | ClipScenario:
@@ -67,16 +71,11 @@ class ClipScenario:
 
     def shown(self, data: Data) -> Source:
         """A data set as the model is shown it."""
-        own = {"size": data.size, "channels": data.channels, "mean": data.mean, "std": data.std}
-        for field, value in own.items():
-            if value is not None:
-                raise OptionError(
-                    f"data.{field}: a CLIP says itself what it is shown; leave it out"
-                )
-        named = {k: getattr(data, k) for k in ("config", "image", "label", "id", "train", "test")}
-        given = {k: v for k, v in named.items() if v is not None}
-        source = self.source
+        given, source = data.given(), self.source
         as_trained = {"size": source.size, "channels": 3, "mean": source.mean, "std": source.std}
+        for field in as_trained.keys() & given.keys():
+            where = "data" if data is self.recipe.data else "clip.control"
+            raise OptionError(f"{where}.{field}: a CLIP says itself what it is shown; leave it out")
         as_trained |= {"fit": source.fit, "interpolation": source.interpolation}
         return resolve(data.name, **as_trained, **given)
 
@@ -160,12 +159,17 @@ class ClipScenario:
         content = identity(self.source.fingerprint, data, self._words(data, names))
         path = cache_folder() / "heads" / f"{content}.safetensors"
         if not path.is_file():
-            shows = self.progress or Quiet()
-            shows.stage(f"putting {data} into words", len(names), "classes")
-            head = zero_shot_head(self.source, data, names, prompts_of(data), shows.advance)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(path, {"head": head}, {"data": data})
+            with only_one(path):
+                self._make_head(path, data, names)
         return load_tensors(path)[0]["head"]
+
+    def _make_head(self, path: Path, data: str, names: tuple[str, ...]) -> None:
+        if path.is_file():  # another run made it meanwhile
+            return
+        shows = self.progress or Quiet()
+        shows.stage(f"putting {data} into words", len(names), "classes")
+        head = zero_shot_head(self.source, data, names, prompts_of(data), shows.advance)
+        save_tensors(path, {"head": head}, {"data": data})
 
     def _words(self, data: str, names: tuple[str, ...]) -> str:
         try:
@@ -221,7 +225,6 @@ class ClipScenario:
         """The sizes of all parts and what the model is, for the record."""
         sizes = {name: len(self.parts[name]) for name in ("train", "forget", "retain")}
         chosen_on = {name: len(self.parts[f"choose_{name}"]) for name in ("retain", "forget")}
-        quick_gelu = self.source.quick_gelu
         return {
             "scenario": "clip",
             "data": self.recipe.data.name,
@@ -236,11 +239,11 @@ class ClipScenario:
             "model": {
                 "name": self.source.name,
                 "pretrained": self.source.pretrained,
-                "quick_gelu": quick_gelu,
+                "quick_gelu": self.source.quick_gelu,
                 "frozen_parts": ["heads", "text"]
                 + (["attention projections"] if self.clip.freeze == "attention" else []),
                 "linear": self.clip.linear,
             }
             | count_frozen(self.template),
-            "notes": self.source.notes,
+            "notes": self.source.notes + ([TANGENT] if self.clip.linear else []),
         }

@@ -131,6 +131,8 @@ def run_looks(problem: Problem, jobs: list[Look], advance: Advance) -> list[list
             found.append(look(problem, job, inputs, labels))
         except MismatchError as error:
             return str(error)
+        except Exception as error:  # a network may do anything, and pictures decide nothing
+            return f"Grad-CAM failed: {type(error).__name__}: {error}"
         advance(1)
     return found
 

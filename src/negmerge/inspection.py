@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.errors import printable
 from negmerge.patch import FORMAT
 from negmerge.task_vector import TaskVector
+from negmerge.terminal import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -95,7 +95,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
     options = ", ".join(f"{k}={v}" for k, v in found["options"].items())
     facts = Table.grid(padding=(0, 2))
     for label, value in (
-        ("rule", _plain(found["rule"] + (f" ({options})" if options else ""))),
+        ("rule", plain(found["rule"] + (f" ({options})" if options else ""))),
         ("members", str(found["n"])),
         ("elements", f"{found['elements']:,} in {len(found['tensors'])} tensors"),
         ("not zero", f"{found['nonzero']:,}"),
@@ -105,8 +105,8 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
             f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
         ),
         ("norm", f"{found['norm']:.6g}"),
-        ("base", _plain(found["base"])),
-        ("made with", _plain(", ".join(f"{k} {v}" for k, v in found["versions"].items()))),
+        ("base", plain(found["base"])),
+        ("made with", plain(", ".join(f"{k} {v}" for k, v in found["versions"].items()))),
     ):
         facts.add_row(f"[bold]{label}[/]", value)
     shown_tables: list[RenderableType] = [facts]
@@ -117,7 +117,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
             column.justify = "right"
         for name, row in rows:
             table.add_row(
-                _plain(name),
+                plain(name),
                 str(row["tensors"]),
                 f"{row['elements']:,}",
                 f"{row['nonzero']:,}",
@@ -132,9 +132,9 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         table.columns[1].justify = "right"
         for member in found["members"]:
             table.add_row(
-                _plain(member["name"]),
+                plain(member["name"]),
                 f"{100 * member.get('sole_dissent', 0):.3f}",
-                _plain(member["fingerprint"]),
+                plain(member["fingerprint"]),
             )
         shown_tables.append(table)
     return shown_tables
@@ -151,7 +151,7 @@ def _render_checkpoint(found: dict[str, Any]) -> list[RenderableType]:
     facts = Table.grid(padding=(0, 2))
     formats = ", ".join(f"{k} {v:,}" for k, v in found["formats"].items())
     for label, value in (
-        ("files", ", ".join(map(_plain, found["files"]))),
+        ("files", ", ".join(map(plain, found["files"]))),
         ("bytes", f"{found['bytes']:,}"),
         ("elements", f"{found['elements']:,} in {len(found['tensors'])} tensors ({formats})"),
     ):
@@ -159,12 +159,5 @@ def _render_checkpoint(found: dict[str, Any]) -> list[RenderableType]:
     table = Table("tensor", "dtype", "shape", "elements")
     table.columns[3].justify = "right"
     for name, row in found["tensors"].items():
-        table.add_row(_plain(name), row["dtype"], str(tuple(row["shape"])), f"{row['elements']:,}")
+        table.add_row(plain(name), row["dtype"], str(tuple(row["shape"])), f"{row['elements']:,}")
     return [facts, table]
-
-
-def _plain(name: str) -> str:
-    """A name that rich shows as it is: neither markup nor control characters."""
-    from rich.markup import escape
-
-    return escape(printable(name))

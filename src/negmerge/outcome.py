@@ -169,7 +169,8 @@ def anatomy(tau: TaskVector) -> dict[str, dict[str, float]]:
 
     Both as a share of elements and as the mean over tensors, which is what the paper's tables are.
     """
-    depth = len([layer for layer in tau.sparsity(by="depth") if layer.isdigit()])
+    layers = [int(layer) for layer in tau.sparsity(by="depth") if layer.isdigit()]
+    depth = max(layers, default=0) + 1
 
     def place(name: str) -> str:
         layer = depth_of(name)

@@ -107,7 +107,7 @@ def apply(
             raise FileError(f"{path}: is also an input; name another output")
         plan = make_plan(model, dtype, shard_size, single)
         check_space(path, plan, model)
-        job = _Application(model, tau, progress or Quiet(), available_workers(workers))
+        job = _Application(model, tau, path, progress or Quiet(), available_workers(workers))
         if single:
             # As with `cp`, the system brings it to the disk: base and patch can make it again.
             with atomic(path, durable=False) as descriptor:
@@ -133,8 +133,11 @@ def _write_folder(job: _Application, plan: Plan, folder: Path) -> None:
 
 
 class _Application:
-    def __init__(self, model: Checkpoint, tau: TaskVector, progress: Progress, workers: int):
-        self.model, self.tau, self.progress, self.workers = model, tau, progress, workers
+    def __init__(
+        self, model: Checkpoint, tau: TaskVector, out: Path, progress: Progress, workers: int
+    ) -> None:
+        self.model, self.tau, self.out = model, tau, out
+        self.progress, self.workers = progress, workers
         self.changed = self.clamped = 0
         self.nbytes = sum(info.nbytes for info in model.tensors.values())
         self.compiled = _worth_compiling(self.nbytes)
@@ -166,7 +169,7 @@ class _Application:
                 raw = _converted(raw, part.info, dtype)
             at = offset + part.start * SIZES[dtype]
             # File systems let one thread write to a file at a time; queueing here is cheaper.
-            with told_plainly(self.model.path), turn:
+            with told_plainly(self.out), turn:
                 write(descriptor, raw.data, at)
             return part, total, changed, clamped
 

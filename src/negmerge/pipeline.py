@@ -28,6 +28,7 @@ from negmerge.pool import Job, make_job
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import DEFAULT, Method, Recipe, load_recipe
 from negmerge.rivalry import Contender, best_try, plan_rivals, run_rival
+from negmerge.rivals import rivals
 from negmerge.rundir import Run, write_json
 from negmerge.scenario import Problem, identity
 from negmerge.search import read_rows
@@ -66,11 +67,17 @@ def run(
         if folder.finished_with(recipe.dump(), problem_of(recipe, problem)):
             folder.clear()
             return folder
-        members = len(recipe.pool.members())
         cores, gpus = available_workers(None), torch.cuda.device_count()
-        workers, threads = thread_split(recipe.workers, cores, members, gpus)
+        workers, threads = thread_split(recipe.workers, cores, most_at_once(recipe), gpus)
         with LocalProcesses(partial(make_problem, recipe), workers, threads) as executor:
             return Pipeline(recipe, folder, problem, executor, progress).run()
+
+
+def most_at_once(recipe: Recipe) -> int:
+    """How many trainings the largest stage has: those of the pool, or those of all rivals."""
+    tries = [recipe.search.tries if m.tune else 1 for m in recipe.methods if m.name in rivals]
+    merging = len(tries) < len(recipe.methods)
+    return max(len(recipe.pool.members()) if merging else 1, sum(tries))
 
 
 def problem_of(recipe: Recipe, problem: Problem) -> str:

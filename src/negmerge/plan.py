@@ -116,7 +116,10 @@ def _laid_out(
 
 def check_space(path: Path, plan: Plan, model: Checkpoint) -> None:
     """Raise before any work if the disk has no room."""
-    needed = model.nbytes + sum(len(file.header) for file in plan.files)
+    needed = sum(len(file.header) for file in plan.files)
+    for file in plan.files:
+        for name, (dtype, _) in file.places.items():
+            needed += model.tensors[name].elements * SIZES[dtype]
     folder = path.absolute().parent
     if folder.is_dir() and shutil.disk_usage(folder).free < needed:
         free = shutil.disk_usage(folder).free

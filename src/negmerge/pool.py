@@ -21,6 +21,7 @@ from negmerge.executors import Advance
 from negmerge.files import file_digest, write_file
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import metadata_of, save_model
+from negmerge.rundir import read_json
 from negmerge.scenario import Part, Problem, identity
 from negmerge.training import VERSION, Trained, train
 
@@ -72,7 +73,7 @@ class Job:
 
     def cost(self) -> dict[str, Any]:
         """What the training cost."""
-        return json.loads(self.record.read_text())
+        return read_json(self.record)
 
     def feeds(self, problem: Problem) -> dict[str, Feed]:
         """The data it sees, and no other."""

@@ -106,7 +106,7 @@ class Bar(Quiet):
         else:
             amounts = (MofNCompleteColumn(), TextColumn(self.unit))
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             *amounts,
             TimeRemainingColumn(),

@@ -50,6 +50,8 @@ LARGEST = 1 << 20
 """Bytes of a recipe file; anything larger is not a recipe."""
 
 DEFAULT = "demo"
+RESERVED = ("original", "retrained", "image", "conflict")
+"""What files and figures of a run call other things; `conflict` may be the rule itself."""
 MERGING = ("consensus", "uniform", "ties", "magmax", "single_best")
 
 
@@ -86,8 +88,8 @@ class Recipe(Strict):
         its pool has the paper's epochs for the data set."""
         if not isinstance(tree, dict) or tree.get("clip") is None:
             return tree
-        tree = {"retrain": None} | tree
-        data, pool = tree.get("data"), tree.get("pool")
+        tree = {"retrain": None, "pool": {}} | {k: _said(v) for k, v in tree.items()}
+        data, pool = tree.get("data"), tree["pool"]
         name = data.get("name") if isinstance(data, dict) else None
         if data is None or (isinstance(data, dict) and name is None):
             raise ValueError("a CLIP forgets a data set: data.name is not given")
@@ -113,6 +115,10 @@ class Recipe(Strict):
         for title in titles:
             if not title.replace("_", "").replace("-", "").isalnum() or not title.isascii():
                 raise ValueError(f"methods: {title!r} must be letters, digits, - and _")
+        for method in self.methods:
+            own = method.title in RESERVED and method.title != method.name
+            if own or method.title.startswith("member-"):
+                raise ValueError(f"methods: the report calls something else {method.title!r}")
         if self.search.criterion == "oracle" and self.retrain is None:
             raise ValueError("search.criterion oracle needs the retrained model: retrain is off")
         for method in self.methods:
@@ -153,6 +159,11 @@ class Recipe(Strict):
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
+def _said(part: Any) -> Any:
+    """A part of a recipe as the tree of what was said, without the defaults."""
+    return part.model_dump(exclude_unset=True, by_alias=True) if isinstance(part, Strict) else part
+
+
 # -------------------------------------------------------------------------------------------- files
 
 
@@ -171,7 +182,7 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
             raise OptionError(f"--set {change!r}: wanted key=value")
         try:
             set_in(tree, key, yaml.safe_load(text))
-        except (yaml.YAMLError, ValueError):
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise OptionError(f"--set {key}: {text!r} is not a YAML value") from None
     return check_recipe(tree, where)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from negmerge.criteria import Criterion, Row
 from negmerge.data.draws import seed_of
-from negmerge.errors import OptionError, ValueRangeError
+from negmerge.errors import FileError, OptionError, ValueRangeError
 from negmerge.executors import Advance
 from negmerge.files import write_file
 from negmerge.hyperparameters import HyperParameters
@@ -68,10 +68,11 @@ class RivalJob(Job):
 
     def failure(self) -> str | None:
         """Why it has no model, if it diverged."""
-        if not self.record.exists():
+        try:
+            record = self.cost()
+        except FileError:  # there is none, or it is damaged
             return None
-        record = self.cost()
-        return record.get("failure") if record["id"] == self.id else None
+        return record.get("failure") if record.get("id") == self.id else None
 
     def done(self) -> bool:
         return super().done() or self.failure() is not None

@@ -99,10 +99,7 @@ class Scenario:
     @cached_property
     def source(self) -> Source:
         """Where the data is and how it looks."""
-        data = self.recipe.data
-        fields = set(type(data).model_fields) - {"name", "root", "revision", "limit"}
-        named = {k: getattr(data, k) for k in sorted(fields)}
-        return resolve(data.name, **{k: v for k, v in named.items() if v is not None})
+        return resolve(self.recipe.data.name, **self.recipe.data.given())
 
     @cached_property
     def images(self) -> tuple[Images, Images]:

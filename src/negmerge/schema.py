@@ -47,6 +47,16 @@ class Data(Strict):
     test: str | None = None
     limit: Limit = Limit()
 
+    def given(self) -> dict[str, Any]:
+        """What it says of the images that the registry or the files would say otherwise.
+
+        >>> Data(name="mnist", size=32).given()
+        {'size': 32}
+        """
+        where = ("name", "root", "revision", "limit")
+        named = {k: getattr(self, k) for k in type(self).model_fields if k not in where}
+        return {k: v for k, v in named.items() if v is not None}
+
 
 class Forget(Strict):
     """What to forget, by exactly one of: a share, a class, a file of positions, a file of ids."""

@@ -20,6 +20,17 @@ def human(count: Any) -> str:
     return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
 
 
+def plain(text: str) -> str:
+    """A text that rich shows as it is: neither markup nor control characters.
+
+    >>> plain("[class 3] \\x1b")
+    '\\\\[class 3] \\\\x1b'
+    """
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
 def show(tables: list[Any]) -> None:
     """Print tables and lines for people; on a pipe they keep their width."""
     from rich.console import Console

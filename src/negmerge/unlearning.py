@@ -155,7 +155,7 @@ def _by_rival(
             shows = stack.enter_context(make_progress()) if progress is None else progress
             shows.stage(method, job.samples(own), "samples")
             run_rival(own, job, shows.advance)
-        given.unlink()
+        folder.clear()
         forgot = copy.deepcopy(model)
         load_model(job.out, forgot)
     return forgot

@@ -101,6 +101,8 @@ def test_a_file_of_an_architecture_with_both_activations_is_warned_of():
     assert not source.quick_gelu
     assert "set model.name to ViT-B-32-quickgelu" in source.notes[0]
     assert not ClipSource("ViT-B-32", "laion2b_s34b_b79k").notes
+    (switched,) = ClipSource("ViT-B-32", "openai").notes
+    assert "switched to QuickGELU" in switched
     sure = ClipSource("ViT-B-32-quickgelu", "own.safetensors")
     assert sure.quick_gelu
     assert not sure.notes
@@ -152,6 +154,28 @@ def test_a_folder_of_transformers(act, tmp_path: Path):
         mask = (torch.arange(77) <= tokens.argmax(1, keepdim=True)).long()
         text = theirs.text_model(tokens, attention_mask=mask).pooler_output
         assert torch.allclose(ours.encode_text(tokens), theirs.text_projection(text), atol=1e-5)
+
+
+def test_images_are_shown_as_transformers_shows_them(tmp_path: Path):
+    from transformers import CLIPConfig, CLIPImageProcessor
+
+    CLIPConfig().save_pretrained(tmp_path)
+    source = ClipSource(str(tmp_path))
+    assert (source.fit, source.interpolation) == ("crop", "bicubic")
+    assert source.mean == pytest.approx((0.4815, 0.4578, 0.4082), abs=1e-4)
+    own = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.5, 0.5], "resample": 2}
+    CLIPImageProcessor(**own).save_pretrained(tmp_path)
+    source = ClipSource(str(tmp_path))
+    assert (source.mean, source.std) == ((0.5, 0.5, 0.5), (0.25, 0.5, 0.5))
+    assert (source.fit, source.interpolation) == ("crop", "bilinear")
+    CLIPImageProcessor(size={"height": 224, "width": 224}).save_pretrained(tmp_path)
+    assert ClipSource(str(tmp_path)).fit == "squash"
+    CLIPImageProcessor(size={"shortest_edge": 256}).save_pretrained(tmp_path)
+    with pytest.raises(NegMergeError, match=r"size .*256.*: wanted that of the crop"):
+        ClipSource(str(tmp_path)).mean  # noqa: B018
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(NegMergeError, match="model_type 'bert': wanted clip"):
+        ClipSource(str(tmp_path)).mean  # noqa: B018
 
 
 @pytest.mark.parametrize(

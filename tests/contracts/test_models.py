@@ -111,3 +111,11 @@ def test_init_from_another_number_of_classes(tmp_path):
     assert torch.equal(model.fc.weight, head)
     with pytest.raises(NegMergeError, match=r"fc\.bias.*\(7,\).*wants \(4,\)"):
         load_model(path, model)
+
+
+@pytest.mark.parametrize("said", ["many", "-1", "99999999999", "7"])
+def test_a_file_that_lies_about_its_outputs_is_refused(said, tmp_path):
+    network, path = make("resnet_small"), tmp_path / "m.safetensors"
+    save_model(path, network, {"outputs": said})
+    with pytest.raises(NegMergeError, match=f"outputs = '{said}', its tensors do not"):
+        load_model(path, network)

@@ -11,10 +11,12 @@ from negmerge.checking import check_methods
 from negmerge.criteria import criteria
 from negmerge.data.datasets import datasets
 from negmerge.errors import NegMergeError
+from negmerge.hyperparameters import HyperParameters
 from negmerge.merge.rules import rules
 from negmerge.merge.select import SELECTORS
 from negmerge.models.classifiers import models
-from negmerge.recipe import Recipe, load_recipe, shipped
+from negmerge.pipeline import most_at_once
+from negmerge.recipe import Clip, Data, Pool, Recipe, Search, load_recipe, shipped
 from negmerge.rivals import rivals
 
 
@@ -67,6 +69,10 @@ def test_the_steps_of_the_original_training():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ("seed=" + 3000 * "[", "is not a YAML value"),
+        ("methods=[{name: consensus, label: original}]", "calls something else 'original'"),
+        ("methods=[{name: uniform, label: conflict}]", "calls something else 'conflict'"),
+        ("methods=[{name: uniform, label: member-1}]", "calls something else 'member-1'"),
         ("seed=-1", "seed: Input should be greater than or equal to 0"),
         ("colour=red", "colour: Extra inputs are not permitted"),
         ("train.lr=nan", "train.lr"),
@@ -125,3 +131,28 @@ def test_the_default_criterion():
     assert load_recipe("demo").criterion == "match_holdout"
     assert load_recipe("demo", ["split.forget={class: 2}"]).criterion == "keep_retain"
     assert load_recipe("demo", ["split.forget={class: 2, count: 5}"]).criterion == "match_holdout"
+
+
+@pytest.mark.parametrize("pool", [None, {}, Pool(), {"grid": {"lr": [1e-4]}}])
+def test_a_clip_has_the_papers_epochs_however_its_recipe_is_written(pool):
+    tree = {"clip": Clip(), "data": Data(name="cars"), "search": Search(count=5)}
+    recipe = Recipe.model_validate(tree if pool is None else tree | {"pool": pool})
+    assert {member.epochs for member in recipe.pool.members()} == {70}
+    assert (recipe.search.samples, recipe.search.count) == (5000, 5)
+    own = Pool(settings=HyperParameters(epochs=3))
+    assert Recipe.model_validate(tree | {"pool": own}).pool.settings.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("methods", "trainings"),
+    [
+        (["consensus"], 4),
+        (["finetune", "salun"], 2),
+        (["consensus", {"name": "salun", "tune": True}], 5),
+        (["consensus", "finetune"], 4),
+    ],
+)
+def test_as_many_processes_as_the_largest_stage_can_use(methods, trainings):
+    pool = {"grid": {"epochs": [1, 2, 3, 4]}, "keep": True}
+    tree = {"methods": methods, "pool": pool, "search": {"tries": 5}}
+    assert most_at_once(Recipe.model_validate(tree)) == trainings

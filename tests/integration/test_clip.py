@@ -206,6 +206,7 @@ def test_linearised(here: Path, finished: Path, tmp_path: Path):
     methods = "methods=[consensus, single_best, greedy]"
     scores = run_here(tmp_path / "linear", "clip.linear=true", methods)
     rows = {row["method"]: row for row in scores["methods"]}
+    assert any("not measured as an ordinary CLIP" in text for text in scores["warnings"])
     assert rows["consensus"]["evaluations"] == 1
     assert rows["single_best"]["evaluations"] == MEMBERS
     assert rows["consensus"]["acc_forget"] < scores["original"]["acc_forget"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 import negmerge as nm
+from negmerge.errors import NegMergeError
 from negmerge.files import atomic, temporary
 
 NEGMERGE = [sys.executable, "-m", "negmerge.cli"]
@@ -184,21 +188,37 @@ def test_two_runs_on_one_output(pool, tmp_path):
     assert negmerge("merge", base, *models, "-o", tmp_path / "p").returncode == 0
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(pool, tmp_path):
-    base, models = pool
+def test_a_full_disk_is_told_and_leaves_nothing(pool, tmp_path, tmp_path_factory):
+    (base, models), made = pool, tmp_path_factory.mktemp("made")
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
         "from negmerge.cli import main; main(sys.argv[1:])"
     )
-    arguments = ["merge", base, *models, "-o", tmp_path / "p"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "cannot write: File too large" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+    nm.merge(base, models, out=made / "p")
+    for out, arguments in {"p": ["merge", base, *models], "m": ["apply", base, made / "p"]}.items():
+        out = tmp_path / f"{out}.safetensors"
+        command = [sys.executable, "-c", code, *map(str, [*arguments, "-o", out])]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"{out}: cannot write: File too large" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("keep", 1), ("bfloat16", 0.5)])
+def test_room_is_asked_for_in_the_format_that_is_written(dtype, times, pool, tmp_path, monkeypatch):
+    base, models = pool
+    tau = nm.merge(base, models)
+    nm.apply(base, 0.0 * tau, tmp_path / "a.safetensors", dtype=dtype)
+    size = (tmp_path / "a.safetensors").stat().st_size
+    assert size == pytest.approx(base.stat().st_size * times, rel=0.05)
+    for free, enough in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free)
+        )
+        with contextlib.nullcontext() if enough else pytest.raises(NegMergeError, match="needs"):
+            nm.apply(base, 0.0 * tau, tmp_path / f"{enough}.safetensors", dtype=dtype)
 
 
 def test_umask_is_respected(pool, tmp_path):

@@ -449,7 +449,7 @@ def test_threads_at_once_decode_once(folder, cache):
 
 def test_a_cache_that_cannot_be_written(folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot keep decoded images there: Not a dir"):
+    with pytest.raises(FileError, match="cannot keep data there: Not a dir"):
         get(folder, tmp_path / "file" / "cache")
 
 
@@ -459,7 +459,7 @@ def test_a_cache_that_is_full(folder, cache, monkeypatch):
 
     monkeypatch.setattr("negmerge.data.cache.write", full)
     said = refused(folder, cache)
-    assert "cannot keep decoded images there: No space left on device; make room, or set" in said
+    assert "cannot keep data there: No space left on device; make room, or set" in said
 
 
 def test_the_default_place_of_the_cache(folder, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import negmerge as nm
+from negmerge.cli import main
 from negmerge.executors import InProcess
 from negmerge.pipeline import Pipeline
 from negmerge.progress import Quiet
@@ -24,7 +25,7 @@ from negmerge.scenario import Scenario
 from running import negmerge
 
 TINY = """
-title: A tiny run with <tags> & more
+title: "A tiny run with <tags>, [/b] & [more]"
 data: {name: fashion_small, limit: {train: 300, test: 100}}
 split: {forget: {fraction: 0.2}, validation: 0.1}
 train: {epochs: 8, batch: 32, lr: 0.1, schedule: cosine, augment: {crop: 0, flip: false}}
@@ -79,7 +80,7 @@ def scores_of(run: Path) -> dict:
 def test_the_page_is_whole_and_needs_nothing(finished: Path):
     page = Run(finished).page.read_text(encoding="utf-8")
     assert "Missing from this page" not in page
-    assert "A tiny run with &lt;tags&gt; &amp; more" in page
+    assert "A tiny run with &lt;tags&gt;, [/b] &amp; [more]" in page
     parts = re.findall(r'<section id="([\w-]+)".*?</section>', page, flags=re.DOTALL)
     drawn = re.findall(r'<section id="([\w-]+)"(?:(?!</section>).)*<svg', page, flags=re.DOTALL)
     assert drawn == [
@@ -101,6 +102,11 @@ def test_every_number_of_the_table_is_in_the_scores(finished: Path):
     members = pd.read_csv(finished / "report/tables/members.csv")
     assert list(members["acc_forget"]) == [row["acc_forget"] for row in scores["pool"]]
     assert set(members["scale"]) <= {0.0, 1.0}  # the coarse grid: every fourth of five
+
+
+def test_the_terminal_shows_the_title_as_it_is(finished: Path, capsys):
+    main(["inspect", str(finished)])
+    assert "A tiny run with <tags>, [/b] & [more]" in capsys.readouterr().out
 
 
 def test_exports_say_the_same_thing_three_times(finished: Path):

@@ -151,3 +151,12 @@ def test_methods_that_come_to_the_same_model_do_not_meet_in_one_file(place: Path
     for one, two in zip(rows[:8:2], rows[1:8:2], strict=True):
         for metric in ("acc_forget", "acc_retain", "mia", "scale", "evaluations", "avg_gap"):
             assert one[metric] == two[metric]
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}"])
+def test_a_damaged_record_is_made_again(damage, place: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+    for record in (*place.glob("run/rivals/*/*.json"), *place.glob("run/pool/*/*.json")):
+        record.write_text(damage)
+    assert Run(run_here(place, "run")).finished
+    assert all(record.stat().st_size > 9 for record in place.glob("run/rivals/*/*.json"))

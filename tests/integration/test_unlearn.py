@@ -12,10 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
 
 import negmerge as nm
+from negmerge.data.feeds import DatasetFeed
+from negmerge.hyperparameters import Augmentation
 from negmerge.recipe import load_recipe
-from negmerge.rundir import without_seconds
+from negmerge.rundir import Run, without_seconds
 from negmerge.scenario import Scenario
 from running import negmerge, start
 
@@ -409,9 +414,6 @@ def test_your_own_model(capsys):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so little data may have nothing to forget
 def test_own_model_is_left_alone_and_resumes(tmp_path: Path):
-    import torch
-    from torch.utils.data import TensorDataset
-
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -435,3 +437,49 @@ def test_own_model_is_left_alone_and_resumes(tmp_path: Path):
         nm.unlearn(model, {"forget": data}, pool=pool)
     with pytest.raises(nm.NegMergeError, match="needs the test set"):
         nm.unlearn(model, splits, pool=pool, search=nm.Search(criterion="match_holdout"))
+
+
+class Closed(nn.Module):
+    """Its encoder has no gradient, so that Grad-CAM finds none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, images):
+        with torch.no_grad():
+            maps = self.encoder(images).relu()
+        return self.head(maps.mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # so little data may have nothing to forget
+def test_a_network_that_grad_cam_cannot_see_through_is_unlearned_all_the_same(tmp_path: Path):
+    torch.manual_seed(0)
+    data = TensorDataset(torch.rand(30, 3, 8, 8), torch.arange(30) % 2)
+    pool = nm.Pool(settings={"lr": 0.05, "batch": 8}, grid={"epochs": [1, 2]})
+    nm.unlearn(Closed(), {"forget": data, "test": data}, pool=pool, out=tmp_path / "run")
+    assert Run(tmp_path / "run").finished
+    page = nm.report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Grad-CAM failed: " in page
+
+
+class Noisy(Dataset):
+    """Draws from all three generators, as transforms of other libraries do."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int):
+        drawn = [random.random(), np.random.rand(), float(torch.rand(()))]  # noqa: NPY002
+        return torch.tensor(drawn), index
+
+
+def test_transforms_of_a_dataset_are_seeded_by_the_sample_whatever_they_draw_from():
+    feed, picked = DatasetFeed(Noisy()), np.array([4, 1])
+    before = random.getstate()
+    one, _ = feed.test_batch(picked)
+    assert random.getstate() == before
+    two, _ = feed.test_batch(picked[::-1].copy())
+    assert torch.equal(one, two.flip(0))
+    assert len(set(one.flatten().tolist())) == 6
+    assert not torch.equal(one, feed.train_batch(picked, 3, Augmentation())[0])

@@ -136,7 +136,7 @@ def _kept(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FileError(
-            f"{folder}: cannot keep decoded images there: {error.strerror or error}; make room, "
+            f"{folder}: cannot keep data there: {error.strerror or error}; make room, "
             "or set NEGMERGE_CACHE to another folder"
         ) from error
 

@@ -6,6 +6,7 @@ from (seed, epoch), so that a training can stop and go on anywhere.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -129,18 +130,25 @@ class DatasetFeed:
         return len(self.indices)
 
     def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
-        return self._collate([self._item(i, seed) for i in self.indices[picked]])
+        return self._batch(picked, seed)
 
     def test_batch(self, picked: Indices) -> Batch:
-        return self._collate([self._item(i, 0) for i in self.indices[picked]])
+        return self._batch(picked, 0)
 
-    def _item(self, index: int, seed: int) -> Any:
-        with own_random_state():
-            seed_torch(seed_of(seed, int(index)))
-            return self.dataset[int(index)]
-
-    @staticmethod
-    def _collate(items: Sequence[Any]) -> Batch:
+    def _batch(self, picked: Indices, seed: int) -> Batch:
+        items: list[Any] = []
+        python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            with own_random_state():
+                for index in map(int, self.indices[picked]):
+                    own = seed_of(seed, index)
+                    seed_torch(own)
+                    random.seed(own)
+                    np.random.seed(own % 2**32)  # noqa: NPY002 (transforms draw from it)
+                    items.append(self.dataset[index])
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
         inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
         return inputs, torch.tensor([int(item[1]) for item in items])
 

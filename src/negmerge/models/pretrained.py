@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from importlib.resources import files
@@ -24,11 +24,17 @@ from negmerge.errors import FileError, MismatchError, OptionError, shown
 from negmerge.files import file_digest
 from negmerge.models.clip import TEXT
 from negmerge.models.prompts import Prompts, open_clip
-from negmerge.models.transformers_clip import model_config, renamed, translated
+from negmerge.models.transformers_clip import (
+    model_config,
+    preprocess_config,
+    renamed,
+    translated,
+)
 from negmerge.models.weights import check_fit, load_tensors
 
 ASSETS = Path(str(files("negmerge") / "assets"))
 CONFIG, FOREIGN = "open_clip_config.json", "config.json"
+PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = (
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.safetensors",
@@ -55,8 +61,6 @@ class ClipSource:
 
     name: str
     pretrained: str | None = None
-    notes: list[str] = field(default_factory=list, compare=False)
-    """What has to be said about it."""
 
     @cached_property
     def folder(self) -> Path | None:
@@ -89,12 +93,21 @@ class ClipSource:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if self.foreign:
-                found = {"model_cfg": model_config(found), "preprocess_cfg": {}}
+                found = {"model_cfg": model_config(found), "preprocess_cfg": self._shown_foreign()}
             found["model_cfg"]["vision_cfg"]["image_size"]
             found.setdefault("preprocess_cfg", {})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OptionError as error:
+            raise FileError(f"{self.folder}: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{path}: is not the configuration of a CLIP: {error!r}") from None
         return found
+
+    def _shown_foreign(self) -> dict[str, Any]:
+        """How `transformers` prepares images for it; without a file, as for OpenAI's."""
+        path = None if self.folder is None else self.folder / PREPROCESSOR
+        if path is None or not path.is_file():
+            return {}
+        return preprocess_config(json.loads(path.read_text(encoding="utf-8")))
 
     def _near(self) -> str:
         near = get_close_matches(self.name, open_clip().list_models(), 3)
@@ -106,21 +119,28 @@ class ClipSource:
             return None
         return open_clip().get_pretrained_cfg(self.name, self.pretrained) or None
 
-    @cached_property
+    @property
     def quick_gelu(self) -> bool:
         """Whether the activation is OpenAI's approximation, as the weights were trained with."""
-        own = bool(self.config["model_cfg"].get("quick_gelu", False))
-        theirs = bool((self._tag or {}).get("quick_gelu", False))
-        if theirs and not own:  # the contrary is no tag of an architecture with QuickGELU
-            self.notes.append(
-                f"{self.name}: switched to QuickGELU, which the {self.pretrained} weights need"
-            )
-        elif not own and self._tag is None and self.pretrained is not None and self._ambiguous():
-            self.notes.append(
+        return self._built_quick or bool((self._tag or {}).get("quick_gelu", False))
+
+    @property
+    def _built_quick(self) -> bool:
+        return bool(self.config["model_cfg"].get("quick_gelu", False))
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What deserves attention."""
+        if self._built_quick:
+            return []
+        if self.quick_gelu:
+            return [f"{self.name}: switched to QuickGELU, which the {self.pretrained} weights need"]
+        if self._tag is None and self.pretrained is not None and self._ambiguous():
+            return [
                 f"{self.name}: computed with GELU, for the file {self.pretrained} does not say; "
                 f"weights of OpenAI need QuickGELU: set model.name to {self.name}-quickgelu then"
-            )
-        return own or theirs
+            ]
+        return []
 
     def _ambiguous(self) -> bool:
         """Whether some weights of this architecture were trained with QuickGELU."""

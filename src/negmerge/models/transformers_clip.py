@@ -47,6 +47,8 @@ TEXT = VISION | {
     "max_position_embeddings": 77,
 }
 """What a configuration leaves out is as in these."""
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers."""
 
 
 def renamed(name: str) -> str:
@@ -89,6 +91,8 @@ def model_config(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> model_config({"model_type": "clip"})["quick_gelu"]
     True
     """
+    if config.get("model_type") != "clip":
+        raise OptionError(f"model_type {config.get('model_type')!r}: wanted clip")
     vision = VISION | (config.get("vision_config") or {})
     text = TEXT | (config.get("text_config") or {})
     if vision["hidden_act"] != text["hidden_act"] or vision["hidden_act"] not in (
@@ -116,3 +120,29 @@ def model_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "mlp_ratio": text["intermediate_size"] / text["hidden_size"],
         },
     }
+
+
+def preprocess_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """open_clip's `preprocess_cfg` of a `preprocessor_config.json`.
+
+    >>> preprocess_config({"image_mean": [0.5, 0.5, 0.5], "resample": 2})
+    {'mean': [0.5, 0.5, 0.5], 'interpolation': 'bilinear'}
+    """
+    found: dict[str, Any] = {"mean": config.get("image_mean"), "std": config.get("image_std")}
+    if config.get("do_normalize") is False:
+        found |= {"mean": [0.0] * 3, "std": [1.0] * 3}
+    resample = config.get("resample", BICUBIC)
+    if resample not in (BILINEAR, BICUBIC):
+        raise OptionError(f"resample {resample!r}: wanted {BILINEAR} (bilinear) or {BICUBIC}")
+    found["interpolation"] = "bilinear" if resample == BILINEAR else None
+    size, crop = config.get("size"), config.get("crop_size")
+    if isinstance(size, dict) and "height" in size:
+        found["resize_mode"] = "squash"
+    elif size is not None and crop is not None and _edge(size) != _edge(crop):
+        raise OptionError(f"size {size!r}: wanted that of the crop, {crop!r}")
+    return {field: value for field, value in found.items() if value is not None}
+
+
+def _edge(size: Any) -> Any:
+    """The side of a size, which is a number or says which side it is."""
+    return size.get("shortest_edge", size.get("height")) if isinstance(size, dict) else size

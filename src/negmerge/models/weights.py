@@ -81,7 +81,7 @@ def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> Non
     """
     tensors, metadata = load_tensors(path)
     if "outputs" in metadata:
-        resize(model, int(metadata["outputs"]))
+        resize(model, _outputs(path, metadata["outputs"], tensors))
     wanted = model.state_dict()
     if new_head is not None:
         for name in (f"{new_head}.weight", f"{new_head}.bias"):
@@ -91,6 +91,13 @@ def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> Non
                 tensors[name] = wanted[name]
     check_fit(path, tensors, wanted, "the model", "check model.name and the number of classes")
     model.load_state_dict(tensors)
+
+
+def _outputs(path: Path, said: str, tensors: Mapping[str, Tensor]) -> int:
+    """How many outputs a file says it has, which some tensor of it must have too."""
+    if not said.isdecimal() or int(said) not in {len(t) for t in tensors.values() if t.dim()}:
+        raise FileError(f"{path}: its metadata says outputs = {shown(said)}, its tensors do not")
+    return int(said)
 
 
 def check_fit(

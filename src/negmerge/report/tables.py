@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from negmerge.errors import printable
+from negmerge.terminal import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +23,7 @@ def scores_table(scores: Mapping[str, Any]) -> list[RenderableType]:
     """Tables for the terminal, with the 95 % interval beside each number."""
     from rich.table import Table
 
-    table = Table(title=printable(scores["title"]) or None, title_justify="left")
+    table = Table(title=plain(scores["title"]) or None, title_justify="left")
     table.add_column("method")
     table.add_column("data")
     measured = [metric for metric in COLUMNS if scores["original"][metric] is not None]

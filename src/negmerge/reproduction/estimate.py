@@ -24,7 +24,7 @@ SIZES = {
     "cifar10": (50_000, 10_000, 10),
     "cub200": (5_994, 5_794, 200),
     "tiny_imagenet": (100_000, 10_000, 200),
-    "fashion_small": (4_000, 1_000, 10),
+    "fashion_small": (8_000, 2_500, 10),
     "fashion_mnist": (60_000, 10_000, 10),
     "cars": (8_144, 8_041, 196),
     "dtd": (3_760, 1_880, 47),
@@ -96,9 +96,11 @@ def estimate(recipe: Recipe) -> Estimate:
         looks = criteria.get(recipe.criterion).looks
         choosing = train + test if looks else 3 * recipe.search.samples
         reported = train + test
-    seen = sweeps * len(recipe.search.grid()) * choosing
+    linear = recipe.clip is not None and recipe.clip.linear
+    passes = 1 if linear else recipe.search.passes()
+    seen = sweeps * passes * choosing
     seen += (len(recipe.methods) + 2 + len(members)) * reported
-    tangent = 2 if recipe.clip is not None and recipe.clip.linear else 1
+    tangent = 2 if linear else 1
     operations = tangent * cost.forward * (3 * trained + seen)
     batch = max(recipe.train.batch, recipe.pool.settings.batch)
     memory = 4 * cost.weights + tangent * batch * cost.outputs

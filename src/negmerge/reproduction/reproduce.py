@@ -32,6 +32,7 @@ from negmerge.reproduction.compare import (
 from negmerge.reproduction.experiments import Part, Scale, experiment, published, unstated
 from negmerge.rundir import Run
 from negmerge.scenario import identity
+from negmerge.terminal import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -191,7 +192,7 @@ def rendered(made: Reproduction) -> list[RenderableType]:
     if not metrics:
         return [title, *shown]
     words = [str(c) for c in made.frame if not str(c).startswith(tuple(metrics))]
-    grid = Grid(*words, title=title, title_justify="left")
+    grid = Grid(*words, title=plain(title), title_justify="left")
     for metric in metrics:
         grid.add_column(f"{metric}\nmeasured (paper)", justify="right")
     for row in made.frame.to_dict("records"):

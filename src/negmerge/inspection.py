@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -140,9 +141,14 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
     return shown_tables
 
 
-def natural(name: str) -> tuple[bool, int, str]:
-    """Numbers by value, before words."""
-    return (False, int(name), "") if name.isdigit() else (True, 0, name)
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts numbers by value, before words.
+
+    >>> sorted(["none", "10", "9", "layer10.0", "layer9.1"], key=natural)
+    ['9', '10', 'layer9.1', 'layer10.0', 'none']
+    """
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    return [(False, int(p), "") if p.isdecimal() else (True, 0, p) for p in parts]
 
 
 def _render_checkpoint(found: dict[str, Any]) -> list[RenderableType]:

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 
-def depth_of(name: str) -> str:
-    """The first number in a name, as the layer it belongs to.
 
-    >>> depth_of("visual.transformer.resblocks.11.mlp.c_fc.weight"), depth_of("proj")
-    ('11', 'none')
+def layer_of(name: str) -> tuple[str, int] | None:
+    """The layer a tensor is in: where it is counted, and its number there.
+
+    >>> layer_of("visual.transformer.resblocks.11.mlp.c_fc.weight")
+    ('visual.transformer.resblocks.', 11)
+    >>> layer_of("layer2.0.downsample.1.weight"), layer_of("layer3.conv1.weight")
+    (('layer2.', 0), ('layer', 3))
+    >>> layer_of("conv1.weight") is None
+    True
     """
-    return next((part for part in name.split(".") if part.isdigit()), "none")
+    parts = name.split(".")
+    for k, part in enumerate(parts[:-1]):
+        before = "".join(f"{p}." for p in parts[:k])
+        if part.isdecimal():
+            return before, int(part)
+        stage = re.fullmatch(r"(\D+)(\d+)", part)
+        if stage is not None and len(parts) > k + 2 and not parts[k + 1].isdecimal():
+            return before + stage[1], int(stage[2])
+    return None
+
+
+def depth_by(names: Iterable[str]) -> Callable[[str], str]:
+    """The depth of each tensor of a model: its layer's number, with its path if there are several.
+
+    >>> names = ["blocks.3.weight", "head.weight"]
+    >>> [*map(depth_by(names), names)]
+    ['3', 'none']
+    >>> depth_by(["features.0.weight", "classifier.0.weight"])("features.0.weight")
+    'features.0'
+    """
+    one_stack = len({layer[0] for layer in map(layer_of, names) if layer is not None}) == 1
+
+    def depth(name: str) -> str:
+        layer = layer_of(name)
+        if layer is None:
+            return "none"
+        return str(layer[1]) if one_stack else f"{layer[0]}{layer[1]}"
+
+    return depth
 
 
 def component_of(name: str) -> str:

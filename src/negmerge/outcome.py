@@ -8,7 +8,7 @@ from typing import Any
 
 from negmerge.criteria import Choice, Criterion
 from negmerge.evaluation.scores import avg_gap
-from negmerge.names import depth_of
+from negmerge.names import layer_of
 from negmerge.pool import Job
 from negmerge.recipe import Recipe
 from negmerge.rivalry import Contender
@@ -169,14 +169,12 @@ def anatomy(tau: TaskVector) -> dict[str, dict[str, float]]:
 
     Both as a share of elements and as the mean over tensors, which is what the paper's tables are.
     """
-    layers = [int(layer) for layer in tau.sparsity(by="depth") if layer.isdigit()]
-    depth = max(layers, default=0) + 1
+    seen = {name: layer_of(name) for name in tau.entries if name.startswith("visual.")}
+    depth = 1 + max((layer[1] for layer in seen.values() if layer is not None), default=0)
 
     def place(name: str) -> str:
-        layer = depth_of(name)
-        if not name.startswith("visual.") or not layer.isdigit():
-            return ""
-        return ("early", "middle", "late")[3 * int(layer) // depth]
+        layer = seen.get(name)
+        return "" if layer is None else ("early", "middle", "late")[3 * layer[1] // depth]
 
     def component(name: str) -> str:
         stem = name.startswith(("visual.conv1.", "visual.trunk.patch_embed."))

@@ -17,6 +17,8 @@ from negmerge.errors import FileError, MismatchError, shown
 from negmerge.files import atomic_lock, file_digest, told_plainly, write_file
 
 FORMAT = "negmerge-run/1"
+PAGE = ("report/index.html", "report/tables/")
+"""What `report` makes, and makes again."""
 
 
 class Run:
@@ -137,8 +139,7 @@ class Run:
     def enlist(self, paths: Collection[Path]) -> None:
         """Put the page's files into the manifest; the hash of the result stays as it is."""
         manifest = self.sealed()
-        made = ("report/index.html", "report/tables/")
-        others = {k: v for k, v in manifest["files"].items() if not k.startswith(made)}
+        others = {k: v for k, v in manifest["files"].items() if not k.startswith(PAGE)}
         files = others | self._entries(paths)
         manifest["files"] = dict(sorted(files.items()))
         write_json(self.manifest, manifest)
@@ -237,10 +238,14 @@ def versions() -> dict[str, str]:
     return {"python": python_version()} | {name: version(name) for name in DEPENDS}
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):

@@ -15,7 +15,7 @@ import numpy as np
 
 from negmerge.errors import MismatchError, ValueRangeError, shown
 from negmerge.files import atomic
-from negmerge.names import component_of, depth_of
+from negmerge.names import component_of, depth_by
 from negmerge.patch import Entry, Layout, Origin, PatchWriter, read_patch, versions
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         >>> 0 <= tau.sparsity() <= 1, sorted(tau.sparsity(by="depth"))
         (True, ['0', '1', 'none'])
 
-        by: `element_weighted` or `tensor_mean` for one number; `tensor`, `depth` (the first number
-            in the name), `component` (the name without numbers) or a function of the name for a
-            table of both.
+        by: `element_weighted` or `tensor_mean` for one number; `tensor`, `depth` (the layer),
+            `component` (what follows the last number in the name) or a function of the name for
+            a table of both.
         """
         if not isinstance(by, str):
             return self._grouped(by)
@@ -194,7 +194,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
             return float(getattr(self._grouped(lambda _: "all")["all"], by))
         groups: dict[str, Callable[[str], str]] = {
             "tensor": str,
-            "depth": depth_of,
+            "depth": depth_by(self.entries),
             "component": component_of,
         }
         if by not in groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from negmerge.executors import InProcess
@@ -85,6 +86,12 @@ def test_a_run_with_rivals(place: Path):
         assert len(list(run.glob(f"rivals/{name}/*.safetensors"))) == 2
     assert [t["options"]["lr"] for t in rows["blind"]["tried"]] == [1e-5, 1e-2]
     assert rows["finetune"]["tried"] == []
+
+    page = (run / "report/index.html").read_text(encoding="utf-8")
+    assert page.count("best of 2 tries") == 2
+    tries = pd.read_csv(run / "report/tables/tries.csv")
+    assert list(tries["method"]) == ["salun", "salun", "blind", "blind"]
+    assert list(tries.groupby("method")["taken"].sum()) == [1, 1]
 
     (expanded,) = run.glob("rivals/boundary_expand/*.safetensors")
     assert load_tensors(expanded)[0]["fc.weight"].shape[0] == 11

@@ -122,7 +122,8 @@ class Chart:
         side = "right" if along == "x" else "left"
         vertical = "bottom" if along == "x" else "top"
         clear = {"facecolor": PAPER, "alpha": 0.6, "edgecolor": "none", "pad": 0}
-        look: dict[str, Any] = {"fontsize": 8.5, "bbox": clear, "zorder": 3}  # above the lines
+        look: dict[str, Any] = {"fontsize": 8.5, "color": INK, "bbox": clear}
+        look["zorder"] = 3  # above the lines
         self.axes.text(*at, f" {text}", transform=where, ha=side, va=vertical, **look)
 
     def svg(self) -> str:

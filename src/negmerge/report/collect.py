@@ -5,6 +5,7 @@ Where a run has no data for a table, `Missing` says why, and so does the page.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from negmerge.criteria import criteria
-from negmerge.errors import FileError, NegMergeError
+from negmerge.errors import FileError, NegMergeError, shown
+from negmerge.evaluation.scores import avg_gap
 from negmerge.inspection import describe_patch
 from negmerge.merge.engine import merge
 from negmerge.progress import Progress
@@ -75,6 +76,22 @@ def members_frame(scores: dict[str, Any], recipe: Recipe) -> pd.DataFrame:
     return frame
 
 
+def tries_frame(scores: dict[str, Any]) -> pd.DataFrame:
+    """What was tried for every tuned rival, and how it did; `taken` marks the best."""
+    rows: list[Row] = []
+    for method in scores["methods"]:
+        values = method.get("settings", {}) | method.get("options", {})
+        for one in method.get("tried") or []:
+            row: Row = {"method": method["method"]}
+            row["tried"] = ", ".join(f"{k} = {v:g}" for k, v in one["options"].items())
+            row |= {k: v for k, v in one.items() if k != "options"}
+            row["taken"] = one["options"].items() <= values.items()
+            rows.append(row)
+    if not rows:
+        raise NotMeasured("no rival was tuned")
+    return pd.DataFrame(rows)
+
+
 def sweeps_frame(run: Run, scores: dict[str, Any]) -> pd.DataFrame:
     """What was measured at every λ of every merged method; `chosen` marks the λ that was taken."""
     frames: list[pd.DataFrame] = []
@@ -86,19 +103,16 @@ def sweeps_frame(run: Run, scores: dict[str, Any]) -> pd.DataFrame:
             path = run.sweep(f"member-{method['member']}")
         if not path.exists():
             raise Missing(f"{path.relative_to(run.folder)} is not there")
-        frame = pd.DataFrame(read_rows(path))
+        rows: list[Row] = [dict(row) for row in read_rows(path)]
+        if scores["retrain"] is not None and "acc_test" in rows[0]:  # as only `oracle` measures it
+            rows = [row | {"avg_gap": avg_gap(row, scores["retrain"])} for row in rows]
+        frame = pd.DataFrame(rows)
         frame.insert(0, "method", title)
         frame.insert(2, "chosen", frame["scale"] == method["scale"])
         frames.append(frame)
     if not frames:
         raise Missing("no λ was searched")
     return pd.concat(frames, ignore_index=True)
-
-
-def losses(rows: list[Row], criterion: str, reference: dict[str, Any] | None) -> list[float | None]:
-    """What the criterion made of each row of one method's sweep; None: not allowed."""
-    loss = criteria.get(criterion).loss
-    return [loss(row, rows[0], reference) for row in rows]
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
@@ -216,7 +230,20 @@ def pictures(run: Run) -> dict[str, Any]:
     found = json.loads(path.read_text(encoding="utf-8"))
     if "missing" in found:
         raise Missing(found["missing"])
+    for cell in (cell for row in found["rows"] for cell in row["cells"]):
+        cell["inline"] = "data:image/png;base64," + base64.b64encode(_png(run, cell)).decode()
     return found
+
+
+def _png(run: Run, cell: Row) -> bytes:
+    """A picture of the run's own, and nothing else that its name may lead to."""
+    path = run.data / cell["file"]
+    if path.name != cell["file"] or path.is_symlink():
+        raise FileError(f"{path.parent}: {shown(cell['file'])} is not the name of a picture there")
+    raw = path.read_bytes()
+    if not raw.startswith(b"\x89PNG"):
+        raise FileError(f"{path}: is not a PNG")
+    return raw
 
 
 def _patches(run: Run, scores: dict[str, Any]) -> dict[str, TaskVector]:

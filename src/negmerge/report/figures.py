@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from negmerge.inspection import natural
 from negmerge.report.charts import INK, Chart, paint
-from negmerge.report.collect import Row, groups, losses, records
+from negmerge.report.collect import Row, groups, records
 from negmerge.report.colours import Looks
 
 FEW_ROWS = 40
@@ -22,12 +22,17 @@ NEAR = 0.9
 """Methods that keep this share of the original's retain accuracy get a drawing of their own."""
 
 
-def trade_off(scores: pd.DataFrame, members: pd.DataFrame | None, looks: Looks) -> list[str]:
+def trade_off(
+    scores: pd.DataFrame, members: pd.DataFrame | None, looks: Looks, first: str
+) -> list[str]:
     """Retain accuracy against forget error for each pool member and each method (Figure 1a).
 
     Where some methods lose much, a second drawing shows those that do not.
+
+    first: the run's own method, which lies above all others.
     """
-    rows = [row | {"look": row["method"], "name": row["method"]} for row in records(scores)]
+    front = in_front(records(scores), first)
+    rows = [row | {"look": row["method"], "name": row["method"]} for row in front]
     own = [] if members is None else records(members)
     alone = [row | {"look": "members", "name": f"member {row['member']}"} for row in own]
     rows = [*alone, *rows]
@@ -52,7 +57,17 @@ def _scatter(id: str, title: str, rows: list[Row], looks: Looks) -> str:
     return chart.svg()
 
 
-def spread(scores: pd.DataFrame, members: pd.DataFrame, looks: Looks) -> list[str]:
+def in_front(rows: list[Row], first: str) -> list[Row]:
+    """The rows in the order in which they are drawn: the references and the first method last.
+
+    >>> [row["method"] for row in in_front([{"method": m} for m in ("original", "a", "b")], "a")]
+    ['b', 'original', 'a']
+    """
+    above = ("original", "retrained", first)
+    return sorted(rows, key=lambda r: above.index(r["method"]) if r["method"] in above else -1)
+
+
+def spread(scores: pd.DataFrame, members: pd.DataFrame, looks: Looks, first: str) -> list[str]:
     """Forget accuracy over the pool, each member with its own λ (Figure 1b)."""
     chart = Chart(
         "spread",
@@ -77,7 +92,7 @@ def spread(scores: pd.DataFrame, members: pd.DataFrame, looks: Looks) -> list[st
     for k, row in enumerate(records(members)):
         name = f"member {row['member']} (λ = {row['scale']:g}): {_both(row)}"
         chart.point(row["acc_forget"], 1 + 0.14 * ((k % 3) - 1), "members", name, size=9, alpha=0.8)
-    for row in records(scores):
+    for row in in_front(records(scores), first):
         chart.point(row["acc_forget"], 0.25, row["method"], f"{row['method']}: {_both(row)}")
     chart.axes.set_yticks([0.25, 1], ["methods", "members"])
     chart.axes.set_ylim(-0.1, 1.5)
@@ -102,13 +117,11 @@ def lambda_curves(
             _curve(chart, title, rows, metric, "%")
         _aim(chart, criterion, what, sweeps, reference)
         charts.append(chart.svg())
-    if criterion == "oracle" and reference is not None:
+    if "avg_gap" in sweeps:
         title = "Avg. Gap to the retrained model by λ"
         chart = Chart("sweep-gap", title, "λ", "Avg. Gap, points", looks=looks)
         for title, rows in groups(sweeps, "method").items():
-            gaps = losses(rows, criterion, reference)
-            both = [row | {"gap": gap} for row, gap in zip(rows, gaps, strict=True)]
-            _curve(chart, title, both, "gap", "points")
+            _curve(chart, title, rows, "avg_gap", "points")
         charts.append(chart.svg())
     return charts
 

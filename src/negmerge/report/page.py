@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from negmerge.errors import NegMergeError
-from negmerge.files import told_plainly, write_file
+from negmerge.errors import FileError, NegMergeError
+from negmerge.files import file_digest, told_plainly, write_file
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Recipe, load_recipe
 from negmerge.report import summary
@@ -20,7 +20,7 @@ from negmerge.report.export import Table
 from negmerge.report.runs import describe_run
 from negmerge.report.sections import SECTIONS, Material, Section
 from negmerge.report.tables import how_far
-from negmerge.rundir import Run, need_run, read_json
+from negmerge.rundir import PAGE, Run, need_run, read_json
 
 T = TypeVar("T")
 BROKEN = (
@@ -48,10 +48,13 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
     files = builder.build()
     with told_plainly(run.page):
         run.tables.mkdir(parents=True, exist_ok=True)
-        for old in run.tables.iterdir():
-            old.unlink()
-    for name, text in files.items():
-        write_file(run.page.parent / name, text.encode())
+        if not run.tables.resolve().is_relative_to(run.folder.resolve()):
+            raise FileError(f"{run.tables}: leads out of the run; remove the link")
+        for name, text in files.items():
+            write_file(run.page.parent / name, text.encode())
+        for old in run.tables.iterdir():  # exports of an earlier page, nobody else's files
+            if old.suffix[1:] in TYPES and f"tables/{old.name}" not in files and old.is_file():
+                old.unlink()
     if builder.manifest is not None:
         run.enlist([run.page.parent / name for name in files])
     return run.page
@@ -65,6 +68,8 @@ class Builder:
         self.missing: list[str] = []
         self.looks: Looks = {}
         self.manifest = self.attempt("the manifest", self.sealed)
+        if self.manifest is not None:
+            self.attempt("what the run wrote", self.check_unchanged)
 
     def build(self) -> dict[str, str]:
         """The page and the exports of its tables, by file name."""
@@ -77,7 +82,7 @@ class Builder:
             self.looks = self.attempt("the scores", lambda: given.looks) or {}
             found = [self.attempt(what, lambda m=make: m(given)) for what, make in SECTIONS.items()]
             sections = [section for section in found if section is not None]
-            top = self.attempt("the summary", lambda: summarise(scores, recipe))
+            top = self.attempt("the summary", lambda: summarise(scores))
         tables = [section.table for section in sections if section.table is not None]
         files = {f"tables/{k}": v for table in tables for k, v in table.files().items()}
         return {"index.html": self.render(recipe, scores, top, sections)} | files
@@ -87,6 +92,17 @@ class Builder:
         if not self.run.finished:
             raise Missing("the run is not finished")
         return self.run.sealed()
+
+    def check_unchanged(self) -> None:
+        """Raise if a file that the page shows is not the one that was sealed."""
+        for name, entry in (self.manifest or {})["files"].items():
+            path = self.run.folder / name
+            shown = path.suffix in (".json", ".csv", ".png") and not name.startswith(PAGE)
+            if shown and path.is_file() and file_digest(path) != entry["sha256"]:
+                raise FileError(
+                    f"{name}: was changed after the run was finished; what is shown of it is not "
+                    "what was measured"
+                )
 
     def scores(self) -> dict[str, Any]:
         """The scores; those beside an unfinished run may be of an earlier recipe."""
@@ -150,7 +166,7 @@ def glued(text: str) -> str:
     return text.replace(" %", "\u00a0%").replace("λ = ", "λ\u00a0=\u00a0")
 
 
-def summarise(scores: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+def summarise(scores: dict[str, Any]) -> dict[str, Any]:
     """The words and the small table on top."""
     first = scores["methods"][0]
     return {
@@ -158,10 +174,10 @@ def summarise(scores: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
         "forgotten": summary.forgotten(scores),
         "sentence": summary.sentence(scores),
         "table": Table("summary", "The unlearned model", summary.how_well(scores)),
-        "strength": summary.strength(scores, recipe),
+        "strength": summary.strength(scores),
         "cost": summary.cost(scores),
         "sparsity": first["sparsity"],
-        "not_measured": summary.not_measured(scores, recipe),
+        "not_measured": summary.not_measured(scores),
     }
 
 

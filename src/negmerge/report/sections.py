@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from negmerge.recipe import Recipe
 from negmerge.report import collect, figures
 from negmerge.report.colours import Looks, looks_of
 from negmerge.report.export import Table
+from negmerge.report.tables import notes
 from negmerge.rundir import Run
 
 
@@ -23,7 +23,7 @@ class Section:
     """A part of the page.
 
     legend: the methods (or sets) whose colours and markers are explained below the drawings.
-    open: whether its table is shown at once.
+    open: whether its table is shown at once. notes: what must be known to read it.
     """
 
     id: str
@@ -33,6 +33,7 @@ class Section:
     legend: list[str] = field(default_factory=list)
     table: Table | None = None
     open: bool = False
+    notes: list[str] = field(default_factory=list)
     pictures: dict[str, Any] | None = None
 
 
@@ -57,6 +58,11 @@ class Material:
     def methods(self) -> list[str]:
         return [str(name) for name in self.frame["method"]]
 
+    @property
+    def first(self) -> str:
+        """The method that made the unlearned model."""
+        return self.scores["methods"][0]["method"]
+
     @cached_property
     def looks(self) -> Looks:
         return looks_of(self.methods)
@@ -72,8 +78,19 @@ def all_methods(given: Material) -> Section:
         "Every method beside the original and, where there is one, the model retrained without "
         "the forget set. “Data” is what a method may see; ± is half of the 95 % interval."
     )
-    table = Table("scores", "Scores of all methods", given.frame)
-    return Section("scores", "All methods", text, table=table, open=True)
+    if any(row.get("direction") == "add" for row in given.scores["methods"]):
+        text += " Vectors called “-added” were added, to learn the set instead of forgetting it."
+    table, lines = Table("scores", "Scores of all methods", given.frame), notes(given.scores)
+    return Section("scores", "All methods", text, table=table, open=True, notes=lines)
+
+
+def tries(given: Material) -> Section:
+    text = (
+        "What was tried for each tuned rival, on the samples that choose; the smallest loss by "
+        "the criterion wins. Samples and seconds of a tuned rival are those of all its tries."
+    )
+    table = Table("tries", "Tries of the tuned rivals", collect.tries_frame(given.scores))
+    return Section("tries", "How rivals were tuned", text, table=table, open=True)
 
 
 def trade_off(given: Material) -> Section:
@@ -86,7 +103,7 @@ def trade_off(given: Material) -> Section:
     except collect.Missing as missing:
         members, names = None, []
         text += f" Without the pool: {missing}."
-    drawings = figures.trade_off(given.frame, members, given.looks)
+    drawings = figures.trade_off(given.frame, members, given.looks, given.first)
     if len(drawings) > 1:
         share = f"{100 * figures.NEAR:.0f} %"
         text += (
@@ -102,7 +119,7 @@ def pool(given: Material) -> Section:
     )
     if not any(m.name == "single_best" and m.add is None for m in given.recipe.methods):
         text += " Their λ come from a coarse grid, every fourth value of the methods' own."
-    drawings = figures.spread(given.frame, given.members, given.looks)
+    drawings = figures.spread(given.frame, given.members, given.looks, given.first)
     table = Table("members", "Pool members, each with its own λ", given.members)
     return Section("pool", "The pool", text, drawings, [*given.methods, "members"], table)
 
@@ -133,7 +150,10 @@ def prefixes(given: Material) -> Section:
 
 
 def by_depth(given: Material) -> Section:
-    text = "The depth is the first number in a tensor's name; “none” are tensors without one."
+    text = (
+        "The depth is the number of a tensor's layer, with the way to it where layers are counted "
+        "in several places; “none” are tensors outside."
+    )
     return _sparsity(given, "depth", text)
 
 
@@ -145,6 +165,8 @@ def by_component(given: Material) -> Section:
 def _sparsity(given: Material, by: str, text: str) -> Section:
     frame = collect.sparsity_frame(given.run, given.scores, by)
     drawings = figures.sparsity_by(frame, by, given.looks)
+    if len(set(frame[by])) > figures.FEW_ROWS:
+        text += f" The drawing has the first {figures.FEW_ROWS}, the table all."
     table = Table(by, f"Zeros by {by}", frame)
     legend = figures.with_zeros(frame)
     return Section(f"by-{by}", f"Sparsity by {by}", text, drawings, legend, table)
@@ -167,9 +189,8 @@ def attack(given: Material) -> Section:
         "forget set the curve of the test set, not of the retain set. The scale is logarithmic."
     )
     frame = collect.attack_frame(given.run, given.scores)
-    first = given.scores["methods"][0]["method"]
     there = set(frame["model"])
-    shown = [model for model in ("original", "retrained", first) if model in there]
+    shown = [model for model in ("original", "retrained", given.first) if model in there]
     drawings, sets = figures.attack(frame, shown), ["forget", "retain", "test"]
     rows = collect.bins_side_by_side(frame, shown)
     table = Table("attack", "Images by the probability of their true class", rows)
@@ -178,10 +199,6 @@ def attack(given: Material) -> Section:
 
 def look(given: Material) -> Section:
     found = collect.pictures(given.run)
-    for row in found["rows"]:
-        for cell in row["cells"]:
-            raw = (given.run.data / cell["file"]).read_bytes()
-            cell["inline"] = "data:image/png;base64," + base64.b64encode(raw).decode()
     title = "Where the models look"
     return Section("gradcam", title, found["text"], pictures=found)
 
@@ -189,6 +206,7 @@ def look(given: Material) -> Section:
 SECTIONS: dict[str, Callable[[Material], Section]] = {
     "the table of scores": all_methods,
     "retain accuracy against forget error": trade_off,
+    "the tries of rivals": tries,
     "the pool's spread": pool,
     "λ curves": sweeps,
     "sparsity against the number of members": prefixes,

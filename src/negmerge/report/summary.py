@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 
 from negmerge.criteria import criteria
-from negmerge.recipe import Recipe
 from negmerge.report.tables import COLUMNS
 
 WORDS = {
@@ -78,15 +77,16 @@ def sentence(scores: dict[str, Any]) -> str:
     if gaps and len(gaps) > 1:
         best = min(gaps, key=lambda name: gaps[name])
         told += (
-            f" Of {len(gaps)} methods {best} came nearest to retraining, {gaps[best]:.2f} points"
+            f" Of {len(gaps)} methods {best} came nearest to retraining, with an Avg. Gap of "
+            f"{gaps[best]:.2f} points"
         )
         if best != first["method"]:
-            told += f" (Avg. Gap) against {gaps[first['method']]:.2f} of {first['method']}"
+            told += f" against {gaps[first['method']]:.2f} of {first['method']}"
         told += "."
     return told
 
 
-def strength(scores: dict[str, Any], recipe: Recipe) -> str:
+def strength(scores: dict[str, Any]) -> str:
     """λ and how it was chosen."""
     first = scores["methods"][0]
     if first["scale"] is None:
@@ -103,7 +103,8 @@ def strength(scores: dict[str, Any], recipe: Recipe) -> str:
         chosen = scores["splits"]["chosen_on"]
         told += ", on " + ", ".join(f"{n:,} {k}" for k, n in chosen.items())
         told += " samples that are not reported"
-    told += f"; {first['evaluations']} evaluations."
+    count = first["evaluations"]
+    told += f"; {count} evaluation{'' if count == 1 else 's'}."
     if first["edge"]:
         told += " No λ was better than the largest that was tried: a larger one may be."
     return told
@@ -123,7 +124,7 @@ def cost(scores: dict[str, Any]) -> str:
     return told + ". Seconds are those of trainings, added up; several may have run at once."
 
 
-def not_measured(scores: dict[str, Any], recipe: Recipe) -> list[str]:
+def not_measured(scores: dict[str, Any]) -> list[str]:
     """What a reader might take for measured and is not."""
     first = scores["methods"][0]
     found = [

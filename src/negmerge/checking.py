@@ -20,7 +20,7 @@ def check_methods(recipe: Recipe) -> None:
             f"search.criterion {criterion.name}: a CLIP has a forget and a control set; wanted "
             "keep_retain"
         )
-    if recipe.search.strategy == "bracket" and criterion.name != "keep_retain":
+    if recipe.search.strategy == "bracket" and not criterion.limits:
         raise OptionError(f"search.strategy bracket: wanted keep_retain, got {criterion.name}")
     if not recipe.pool.keep:
         names = [method.name for method in recipe.methods if method.name not in rivals]

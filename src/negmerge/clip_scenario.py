@@ -17,12 +17,12 @@ from negmerge.data.datasets import Images, Source, load, resolve
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Feed, ImageFeed, Indices
 from negmerge.data.splits import balanced, held_out_of
-from negmerge.errors import OptionError, shown
+from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
 from negmerge.models.classifiers import channels_last
-from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts
+from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts, reader
 from negmerge.models.linearized import LinearizedClassifier
 from negmerge.models.pretrained import ClipSource, ready_head, zero_shot_head
-from negmerge.models.prompts import prompts_of
+from negmerge.models.prompts import PLAIN, prompts_of
 from negmerge.models.weights import load_model, load_tensors, save_tensors
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Clip, Data, Recipe
@@ -39,6 +39,14 @@ TANGENT = (
 def make_problem(recipe: Recipe, progress: Progress | None = None) -> Scenario | ClipScenario:
     """The problem a recipe describes."""
     return Scenario(recipe, progress) if recipe.clip is None else ClipScenario(recipe, progress)
+
+
+def _kept_head(path: Path) -> Tensor | None:
+    """A head that is in the cache; one that cannot be read is made again."""
+    try:
+        return load_tensors(path)[0]["head"] if path.is_file() else None
+    except (FileError, KeyError):
+        return None
 
 
 class ClipScenario:
@@ -58,14 +66,28 @@ class ClipScenario:
         """Find what is wrong with the recipe's data, model or files before hours of work."""
         self.source.fingerprint  # noqa: B018 (reads the configuration and finds the weights)
         self.heads  # noqa: B018 (opens the data, builds what is not in the cache)
-        shape = (1, 3, self.source.size, self.source.size)
+        network, name = self.network().eval(), shown(self.source.name)
+        device = next(network.parameters()).device
+        image = torch.zeros((1, 3, self.source.size, self.source.size), device=device)
         with torch.inference_mode():
-            found = self.template.visual.eval()(torch.zeros(shape))
+            found = self.template.visual.eval()(image.cpu())
         if not isinstance(found, Tensor) or found.dim() != 2:
             raise OptionError(
-                f"model.name {shown(self.source.name)}: its image encoder gives no features of "
-                "whole images"
+                f"model.name {name}: its image encoder gives no features of whole images"
             )
+        for part, head in self.heads.items():
+            if head.shape[1] != found.shape[1]:
+                raise MismatchError(
+                    f"model.name {name}: the head of the {part} set takes {head.shape[1]} "
+                    f"features, the image encoder gives {found.shape[1]}"
+                )
+            with torch.inference_mode():
+                outputs = reader(network, part)(image)
+            if not outputs.isfinite().all():
+                raise ValueRangeError(
+                    f"model.name {name}: its outputs for the {part} set are not finite; its "
+                    "weights or class embeddings are damaged"
+                )
 
     # ----------------------------------------------------------------------------------------- data
 
@@ -151,34 +173,54 @@ class ClipScenario:
             "forget": (self.recipe.data, self.forget),
             "retain": (self.clip.control, self.control),
         }
-        return {
-            name: self._head(data.name, images[1].classes) for name, (data, images) in sets.items()
-        }
+        return {name: self._head(data, images[1].classes) for name, (data, images) in sets.items()}
 
-    def _head(self, data: str, names: tuple[str, ...]) -> Tensor:
-        content = identity(self.source.fingerprint, data, self._words(data, names))
+    def _head(self, data: Data, names: tuple[str, ...]) -> Tensor:
+        content = identity(self.source.fingerprint, data.name, self._words(data, names))
         path = cache_folder() / "heads" / f"{content}.safetensors"
-        if not path.is_file():
+        head = _kept_head(path)
+        if head is None:
             with only_one(path):
-                self._make_head(path, data, names)
-        return load_tensors(path)[0]["head"]
+                head = _kept_head(path)  # another run may have made it meanwhile
+                if head is None:
+                    head = self._make_head(path, data, names)
+        return head
 
-    def _make_head(self, path: Path, data: str, names: tuple[str, ...]) -> None:
-        if path.is_file():  # another run made it meanwhile
-            return
-        shows = self.progress or Quiet()
-        shows.stage(f"putting {data} into words", len(names), "classes")
-        head = zero_shot_head(self.source, data, names, prompts_of(data), shows.advance)
-        save_tensors(path, {"head": head}, {"data": data})
+    def _make_head(self, path: Path, data: Data, names: tuple[str, ...]) -> Tensor:
+        shows, prompts = self.progress or Quiet(), prompts_of(data.words or data.name)
+        shows.stage(f"putting {data.name} into words", len(names), "classes")
+        head = zero_shot_head(self.source, data.name, names, prompts, shows.advance)
+        save_tensors(path, {"head": head}, {"data": data.name})
+        return head
 
-    def _words(self, data: str, names: tuple[str, ...]) -> str:
+    def _sentences(self, data: Data, names: tuple[str, ...]) -> list[list[str]]:
+        """For each class, its sentences; none for a ready-made head of classes without words."""
         try:
-            words = prompts_of(data).words(names)
+            return prompts_of(data.words or data.name).words(names)
         except OptionError:
-            if ready_head(self.source, data, names) is None:
+            if ready_head(self.source, data.name, names) is None:
                 raise
-            words = []  # a ready-made head needs none
-        return identity(names, words)
+            return []
+
+    def _words(self, data: Data, names: tuple[str, ...]) -> str:
+        return identity(names, self._sentences(data, names))
+
+    @property
+    def notes(self) -> list[str]:
+        """What deserves attention before hours of work."""
+        found = self.source.notes + ([TANGENT] if self.clip.linear else [])
+        for data, (_, images) in (
+            (self.recipe.data, self.forget),
+            (self.clip.control, self.control),
+        ):
+            known = prompts_of(data.words or data.name) is not PLAIN
+            if not known and ready_head(self.source, data.name, images.classes) is None:
+                example = self._sentences(data, images.classes)[0][0]
+                found.append(
+                    f"{data.name}: no set that is known; its classes are put as “{example}” (a "
+                    "copy of a known set under another name: say which in `words`)"
+                )
+        return found
 
     @cached_property
     def template(self) -> ClipClassifier:
@@ -199,13 +241,23 @@ class ClipScenario:
         network = channels_last(network.to("cuda" if torch.cuda.is_available() else "cpu"))
         return network.linearise() if isinstance(network, LinearizedClassifier) else network
 
+    def complete(self, weights: Path) -> list[Path]:
+        """Put beside the unlearned weights what makes a CLIP of them that open_clip can open.
+
+        The whole CLIP with its text side, its configuration, and ready-made heads if it has them.
+        In the tangent space there is none: the weights mean something only around the original.
+        """
+        if self.clip.linear:
+            return []
+        return self.source.save(weights.parent, load_tensors(weights)[0])
+
     # --------------------------------------------------------------------------------------- record
 
     @property
     def identity(self) -> list[Any]:
         """What every model of this problem depends on."""
         train = self.forget[0]
-        own = [train.fingerprint, self._words(self.recipe.data.name, train.classes)]
+        own = [train.fingerprint, self._words(self.recipe.data, train.classes)]
         trained = [self._places["train"], LEAST]
         return [own, trained, self.source.fingerprint, self.clip.freeze, self.clip.linear]
 
@@ -214,7 +266,7 @@ class ClipScenario:
         """What every score depends on beside the weights."""
         names = self.control[1].classes
         sets = [images.fingerprint for images in (*self.forget, *self.control)]
-        return [sets, self._places, self._words(self.clip.control.name, names), self.identity]
+        return [sets, self._places, self._words(self.clip.control, names), self.identity]
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -245,5 +297,5 @@ class ClipScenario:
                 "linear": self.clip.linear,
             }
             | count_frozen(self.template),
-            "notes": self.source.notes + ([TANGENT] if self.clip.linear else []),
+            "notes": self.notes,
         }

@@ -20,8 +20,10 @@ class Criterion:
 
     loss: from a row, the row of λ = 0 and the retrained model's scores to a number ≥ 0; the
         smallest wins, and of equals the smallest λ. None: the row may not be chosen.
-    needs: the set, beside the forget set, that must be measured.
+    needs: what must be there beside the forget set: a set, or the retrained model.
     looks: whether it chooses on the data that is reported.
+    limits: whether it forbids λ that lose too much. As long as none is forbidden, a larger one may
+        forget more, whatever a few samples say.
     """
 
     name: str
@@ -29,11 +31,12 @@ class Criterion:
     loss: Callable[[Row, Row, Mapping[str, Any] | None], float | None]
     needs: str
     looks: bool = False
+    limits: bool = False
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen λ, how good it was, and whether the largest λ was as good: the grid's edge."""
+    """The chosen λ, how good it was, and whether one beyond the grid's edge may be better."""
 
     scale: float
     loss: float
@@ -60,7 +63,9 @@ def choose(
     if not allowed:
         raise ValueRangeError(f"no λ satisfies {criterion.name}; try other scales")
     loss, scale = min(allowed)
-    return Choice(scale, loss, losses[-1][0] == loss and loss > 0)
+    last = losses[-1][0]
+    edge = last is not None if criterion.limits else last == loss
+    return Choice(scale, loss, edge and loss > 0)
 
 
 def _match_holdout(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:
@@ -70,7 +75,8 @@ def _match_holdout(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> fl
 
 
 def _keep_retain(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float | None:
-    return row["acc_forget"] if row["acc_retain"] >= 0.95 * zero["acc_retain"] else None
+    least = 0.95 * zero["acc_retain"] - 1e-9  # exactly 95 % is enough, also in binary fractions
+    return row["acc_forget"] if row["acc_retain"] >= least else None
 
 
 def _oracle(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:
@@ -92,6 +98,7 @@ for _criterion in (
         "lowest forget accuracy with at least 95 % of the original's retain accuracy",
         _keep_retain,
         "retain",
+        limits=True,
     ),
     Criterion(
         "oracle",

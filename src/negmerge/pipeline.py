@@ -33,6 +33,7 @@ from negmerge.rundir import Run, write_json
 from negmerge.scenario import Problem, identity
 from negmerge.search import read_rows
 from negmerge.task_vector import TaskVector
+from negmerge.terminal import warn
 from negmerge.workshop import Workshop
 
 Reference = dict[str, Any] | None
@@ -63,6 +64,8 @@ def run(
     progress = progress or Quiet()
     problem = make_problem(recipe, progress)
     problem.check()  # before anything is written
+    for note in problem.describe().get("notes", []):
+        warn(note)  # not only after hours of work
     with folder.working():
         if folder.finished_with(recipe.dump(), problem_of(recipe, problem)):
             folder.clear()
@@ -104,6 +107,7 @@ class Pipeline(Workshop):
         self.write_unlearned(found, contenders)
         write_json(self.folder.folder / "scores.json", scores)
         artefacts = outcome.artefacts(self.folder, self.recipe)
+        artefacts += self.problem.complete(self.folder.unlearned)
         if self.illustrated:
             artefacts += illustrate(self, outcome)
         self.folder.seal(problem_of(self.recipe, self.problem), artefacts)
@@ -277,8 +281,8 @@ class Pipeline(Workshop):
             )
         elif result.choice.edge:
             self.warnings.append(
-                f"{title}: no λ was better than the largest that was tried; a larger "
-                "one may be: raise search.stop or search.limit"
+                f"{title}: a λ larger than all that were tried may be better: raise search.stop "
+                "or search.limit"
             )
 
     def single_best(self, title: str, pool: list[Job]) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from negmerge.errors import FileError, NegMergeError, OptionError, printable
 from negmerge.hyperparameters import HELD_OUT, HyperParameters, Strict
 from negmerge.merge.select import SELECTORS
-from negmerge.models.prompts import prompts_of
+from negmerge.models.prompts import prompts, prompts_of
 from negmerge.schema import (
     Clip,
     Count,
@@ -98,7 +99,8 @@ class Recipe(Strict):
             tree["clip"] = clip | {"control": {"name": "imagenet"} | clip["control"]}
         if isinstance(search, dict):
             tree["search"] = {"samples": HELD_OUT} | search
-        epochs = prompts_of(name).epochs if isinstance(name, str) else None
+        words = data.get("words") or name if isinstance(data, dict) else None
+        epochs = prompts_of(words).epochs if isinstance(words, str) else None
         if epochs is not None and isinstance(pool, dict):
             settings, grid = pool.get("settings", {}), pool.get("grid", {})
             if isinstance(settings, dict) and isinstance(grid, dict) and "epochs" not in grid:
@@ -128,9 +130,15 @@ class Recipe(Strict):
                 )
         if self.clip is not None:
             self._fits_clip(self.clip.control)
+        elif self.data.words is not None:
+            raise ValueError("data.words: a classifier needs none; leave it out")
         return self
 
     def _fits_clip(self, control: Data) -> None:
+        for field, data in (("data", self.data), ("clip.control", control)):
+            if data.words is not None and data.words not in prompts:
+                known = ", ".join(prompts)
+                raise ValueError(f"{field}.words {data.words!r}: wanted one of {known}")
         for field, usual in (("split", Split()), ("retrain", None), ("train", HyperParameters())):
             if getattr(self, field) != usual:
                 raise ValueError(
@@ -176,6 +184,7 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
     changes: `key=value` with a dotted key; the value is YAML.
     """
     where, tree = read_recipe(name)
+    before = deepcopy(tree)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key:
@@ -184,7 +193,17 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
             set_in(tree, key, yaml.safe_load(text))
         except (yaml.YAMLError, ValueError, RecursionError):
             raise OptionError(f"--set {key}: {text!r} is not a YAML value") from None
-    return check_recipe(tree, where)
+    return _titled(check_recipe(tree, where), before)
+
+
+def _titled(recipe: Recipe, before: Mapping[str, Any]) -> Recipe:
+    """A title that ends with the data set that is forgotten follows a change of it."""
+    data = before.get("data")
+    old = f"forgets {data['name']}" if isinstance(data, dict) and "name" in data else None
+    if old is None or recipe.title != before.get("title") or not recipe.title.endswith(old):
+        return recipe
+    title = f"{recipe.title.removesuffix(old)}forgets {recipe.data.name}"
+    return recipe.model_copy(update={"title": title})
 
 
 def read_recipe(name: str | Path | None) -> tuple[str, dict[str, Any]]:

@@ -65,6 +65,10 @@ class Problem(Protocol):
     def network(self, weights: Path | None = None, seed: int = 0) -> nn.Module: ...
     def describe(self) -> dict[str, Any]: ...
 
+    def complete(self, weights: Path) -> list[Path]:
+        """Put beside the unlearned weights what others need to open them; the files."""
+        ...
+
 
 class Scenario:
     """The problem a recipe describes; data is opened when it is first needed."""
@@ -196,6 +200,10 @@ class Scenario:
     def scored_on(self) -> list[Any]:
         """What every score depends on beside the weights."""
         return self.identity
+
+    def complete(self, weights: Path) -> list[Path]:
+        """The weights of a classifier are enough."""
+        return []
 
     def describe(self) -> dict[str, Any]:
         """The sizes of all parts, for the record."""

@@ -46,6 +46,8 @@ class Data(Strict):
     """The name of the training split, and of the test split."""
     test: str | None = None
     limit: Limit = Limit()
+    words: str | None = None
+    """Of a CLIP: the known set whose templates and class names are used, if the name is another."""
 
     def given(self) -> dict[str, Any]:
         """What it says of the images that the registry or the files would say otherwise.
@@ -53,7 +55,7 @@ class Data(Strict):
         >>> Data(name="mnist", size=32).given()
         {'size': 32}
         """
-        where = ("name", "root", "revision", "limit")
+        where = ("name", "root", "revision", "limit", "words")
         named = {k: getattr(self, k) for k in type(self).model_fields if k not in where}
         return {k: v for k, v in named.items() if v is not None}
 
@@ -211,7 +213,7 @@ class Search(Strict):
     count: Annotated[int, Field(ge=2)] = 21
     """λ runs over `count` even steps from 0 to `stop`, unless `scales` lists them."""
     limit: Positive | None = None
-    """While the largest λ is as good as any, the grid grows up to here; not given: it does not."""
+    """While a larger λ may be better, the grid grows up to here; not given: it does not."""
     strategy: Literal["grid", "bracket"] = "grid"
     """`bracket` halves the grid instead of walking it; for keep_retain."""
     criterion: str | None = None

@@ -113,7 +113,7 @@ def search_scale(
     partial: Path | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Ray:
-    """Sweep the grid, and on beyond its edge while the largest λ is as good as any."""
+    """Sweep the grid, and on beyond its edge while a larger λ may be better."""
     scales = search.grid()
     feeds = {name: Remembered(feed) for name, feed in feeds.items()}
     ray = Ray(model, tau, feeds, partial, advance)
@@ -122,7 +122,7 @@ def search_scale(
         return criterion.loss(ray.at(scale), ray.rows[0.0], reference)
 
     while True:
-        if search.strategy == "bracket":
+        if search.strategy == "bracket" and ray.linear is None:  # where it is, λ cost nothing
             bracket(loss, scales)
         else:
             for scale in scales:

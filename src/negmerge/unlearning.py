@@ -220,6 +220,10 @@ class OwnModel:
             load_model(weights, network)
         return network
 
+    def complete(self, weights: Path) -> list[Path]:
+        """The caller has the module."""
+        return []
+
     def describe(self) -> dict[str, Any]:
         """The sizes of all parts, for the record."""
         return {

@@ -101,7 +101,7 @@ class Workshop:
         search = search or self.recipe.search
         depends = [search.grid(), self.criterion.looks, search.samples, self.recipe.seed, member]
         if search.limit is not None:
-            depends += [search.limit, self.criterion.name, reference]
+            depends += [search.limit, self.criterion.name, reference, self.criterion.limits]
         if search.strategy != "grid":
             depends += [search.strategy, self.criterion.name]
         made_from = identity(file_digest(vector), depends, self.problem.scored_on)

@@ -73,6 +73,7 @@ def test_the_steps_of_the_original_training():
         ("methods=[{name: consensus, label: original}]", "calls something else 'original'"),
         ("methods=[{name: uniform, label: conflict}]", "calls something else 'conflict'"),
         ("methods=[{name: uniform, label: member-1}]", "calls something else 'member-1'"),
+        ("data.words=cars", "data.words: a classifier needs none"),
         ("seed=-1", "seed: Input should be greater than or equal to 0"),
         ("colour=red", "colour: Extra inputs are not permitted"),
         ("train.lr=nan", "train.lr"),
@@ -156,3 +157,9 @@ def test_as_many_processes_as_the_largest_stage_can_use(methods, trainings):
     pool = {"grid": {"epochs": [1, 2, 3, 4]}, "keep": True}
     tree = {"methods": methods, "pool": pool, "search": {"tries": 5}}
     assert most_at_once(Recipe.model_validate(tree)) == trainings
+
+
+def test_a_title_follows_the_set_that_is_forgotten():
+    assert load_recipe("clip_vit_b32").title.endswith("forgets cars")
+    assert load_recipe("clip_vit_b32", ["data.name=dtd"]).title.endswith("forgets dtd")
+    assert load_recipe("clip_vit_b32", ["data.name=dtd", "title=Mine"]).title == "Mine"

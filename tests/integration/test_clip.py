@@ -7,7 +7,8 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,9 @@ import negmerge as nm
 from clips import CLASSES, make_clip, make_sets
 from negmerge.cli import main
 from negmerge.clip_scenario import ClipScenario
+from negmerge.errors import NegMergeError
 from negmerge.executors import InProcess
+from negmerge.models.prompts import open_clip
 from negmerge.models.weights import load_tensors, save_tensors
 from negmerge.pipeline import Pipeline
 from negmerge.progress import Quiet
@@ -176,6 +179,26 @@ def test_the_unlearned_model_is_base_minus_lambda_tau(finished: Path, tmp_path: 
     assert again == (finished / "unlearned/model.safetensors").read_bytes()
 
 
+def test_the_unlearned_clip_is_opened_by_open_clip_and_forgets_another_set(
+    finished: Path, here: Path, tmp_path: Path
+):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clip = open_clip().create_model(f"local-dir:{finished / 'unlearned'}")
+    weights, _ = load_tensors(finished / "unlearned/model.safetensors")
+    state = clip.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
+    original, _ = load_tensors(here / "clip/open_clip_model.safetensors")
+    text = [name for name in original if not name.startswith("visual.")]
+    assert all(torch.equal(state[name], original[name]) for name in text)
+    assert not torch.equal(state["visual.proj"], original["visual.proj"])
+    swapped = ["data.name=cifar10", "clip.control.name=mnist", "methods=[uniform]"]
+    second = run_here(tmp_path / "second", f"model.name={finished / 'unlearned'}", *swapped)
+    first = scores_of(finished)["methods"][0]
+    assert second["original"]["samples"] == {"retain": 60, "forget": 50}
+    assert second["original"]["acc_retain"] == pytest.approx(first["acc_forget"], abs=8)  # 50 of 60
+
+
 def test_killed_and_resumed_gives_the_same_hashes(finished: Path, place: Path):
     run = place / "killed"
     process = start(place, "unlearn", "tiny.yaml", "--out", "killed")
@@ -317,6 +340,97 @@ def test_bad_input_is_one_line_and_exit_2(here: Path, change, message, capsys, t
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def config_without(*path: str) -> Callable[[Path], None]:
+    return config_with(None, *path)
+
+
+def config_with(value: object, *path: str) -> Callable[[Path], None]:
+    """Change a field of the configuration; None takes it out."""
+
+    def harm(folder: Path) -> None:
+        file = folder / "open_clip_config.json"
+        tree = json.loads(file.read_text())
+        at = tree
+        for key in path[:-1]:
+            at = at[key]
+        at.pop(path[-1], None)
+        if value is not None:
+            at[path[-1]] = value
+        file.write_text(json.dumps(tree))
+
+    return harm
+
+
+def tensors_with(file: str, name: str, change: Callable, **metadata: str) -> Callable[[Path], None]:
+    """Change a tensor of a file; its metadata too."""
+
+    def harm(folder: Path) -> None:
+        tensors, about = load_tensors(folder / file)
+        tensors[name] = change(tensors[name])
+        save_tensors(folder / file, tensors, about | metadata)
+
+    return harm
+
+
+WEIGHTS, HEADS = "open_clip_model.safetensors", "class_embeddings.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (config_without("model_cfg", "text_cfg"), "text_cfg: wanted a mapping"),
+        (config_without("model_cfg", "vision_cfg", "image_size"), "with image_size"),
+        (config_with([16, 16, 3], "model_cfg", "vision_cfg", "image_size"), "wanted one or two"),
+        (config_with(0.5, "preprocess_cfg", "mean"), "preprocess_cfg.mean: got 0.5"),
+        (config_with(["a"] * 3, "preprocess_cfg", "mean"), "wanted three numbers"),
+        (config_with([0.2, 0.0, 0.2], "preprocess_cfg", "std"), "wanted three numbers"),
+        (config_with([], "model_cfg"), "is not the configuration of a CLIP"),
+        (tensors_with(WEIGHTS, "visual.proj", lambda t: t * torch.nan), "are not finite"),
+        (tensors_with(HEADS, "mnist", lambda t: t * torch.nan), "are not finite"),
+        (tensors_with(HEADS, "mnist", lambda t: t[:, 1:]), "takes 15 features, the image encoder"),
+        (tensors_with(HEADS, "mnist", lambda t: t, classes="[1, 2]"), "is not a JSON object"),
+        (tensors_with(HEADS, "mnist", lambda t: t, classes="{"), "is not a JSON object"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"no"), "open_clip_model.safetensors"),
+    ],
+)
+def test_a_damaged_clip_is_one_line_before_anything_is_made(
+    here: Path, harm, message, capsys, tmp_path
+):
+    harm(Path(shutil.copytree(here / "clip", tmp_path / "clip")))
+    change = f"model.name={tmp_path / 'clip'}"
+    with pytest.raises(SystemExit) as stop:
+        main(["unlearn", "tiny.yaml", "--set", change, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_head_in_the_cache_is_made_again(here: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(tmp_path))
+    scenario = ClipScenario(load_recipe("tiny.yaml"))
+    whole = scenario.heads["forget"]
+    for path in (tmp_path / "heads").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:40])
+    assert torch.equal(ClipScenario(load_recipe("tiny.yaml")).heads["forget"], whole)
+
+
+def test_an_unknown_set_is_noted_before_the_work_and_may_say_what_it_is(here: Path, tmp_path: Path):
+    make_clip(tmp_path / "clip")
+    make_sets(tmp_path / "data", sets={"eurosat": ["AnnualCrop", "Forest", "SeaLake"]})
+    (tmp_path / "data/eurosat").rename(tmp_path / "EuroSAT_splits")
+    changes = [f"data.name={tmp_path / 'EuroSAT_splits'}", f"model.name={tmp_path / 'clip'}"]
+    unknown = ClipScenario(load_recipe("tiny.yaml", changes))
+    assert any("put as “a photo of a AnnualCrop.”" in note for note in unknown.notes)
+    known = ClipScenario(load_recipe("tiny.yaml", [*changes, "data.words=eurosat"]))
+    assert not any("AnnualCrop" in note for note in known.notes)
+    said = known._sentences(known.recipe.data, known.class_names)
+    assert said[0][0] == "a centered satellite photo of annual crop land."
+    with pytest.raises(NegMergeError, match=r"data\.words 'moon': wanted one of cars"):
+        load_recipe("tiny.yaml", ["data.words=moon"])
 
 
 def test_the_page_has_what_the_scenario_has(finished: Path):

@@ -196,8 +196,9 @@ def test_a_full_disk_is_told_and_leaves_nothing(pool, tmp_path, tmp_path_factory
         "from negmerge.cli import main; main(sys.argv[1:])"
     )
     nm.merge(base, models, out=made / "p")
-    for out, arguments in {"p": ["merge", base, *models], "m": ["apply", base, made / "p"]}.items():
-        out = tmp_path / f"{out}.safetensors"
+    applying = ["apply", base, made / "p", "--add", 1]
+    for name, arguments in {"p": ["merge", base, *models], "m": applying}.items():
+        out = tmp_path / f"{name}.safetensors"
         command = [sys.executable, "-c", code, *map(str, [*arguments, "-o", out])]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 2

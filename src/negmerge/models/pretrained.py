@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from negmerge.checkpoint import Checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, shown
-from negmerge.files import file_digest
+from negmerge.files import file_digest, write_file
 from negmerge.models.clip import TEXT
 from negmerge.models.prompts import Prompts, open_clip
 from negmerge.models.transformers_clip import (
@@ -30,7 +30,7 @@ from negmerge.models.transformers_clip import (
     renamed,
     translated,
 )
-from negmerge.models.weights import check_fit, load_tensors
+from negmerge.models.weights import check_fit, load_tensors, save_tensors
 
 ASSETS = Path(str(files("negmerge") / "assets"))
 CONFIG, FOREIGN = "open_clip_config.json", "config.json"
@@ -94,12 +94,14 @@ class ClipSource:
             found = json.loads(path.read_text(encoding="utf-8"))
             if self.foreign:
                 found = {"model_cfg": model_config(found), "preprocess_cfg": self._shown_foreign()}
-            found["model_cfg"]["vision_cfg"]["image_size"]
-            found.setdefault("preprocess_cfg", {})
+            found = {"model_cfg": found["model_cfg"], "preprocess_cfg": found.get("preprocess_cfg")}
+            found["preprocess_cfg"] = found["preprocess_cfg"] or {}
+            check_config(**found)
         except OptionError as error:
             raise FileError(f"{self.folder}: {error}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"{path}: is not the configuration of a CLIP: {error!r}") from None
+            why = str(error) if isinstance(error, ValueError) else repr(error)
+            raise FileError(f"{path}: is not the configuration of a CLIP: {why}") from None
         return found
 
     def _shown_foreign(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class ClipSource:
     def size(self) -> int:
         """Height and width of the images it takes."""
         size = self.config["model_cfg"]["vision_cfg"].get("image_size", 224)
-        high, wide = (size, size) if isinstance(size, int) else size
+        high, wide = (size, size) if isinstance(size, int) else size[:2]
         if high != wide:
             raise OptionError(f"model.name {self.name}: takes {high}×{wide}, wanted a square")
         return high
@@ -258,8 +260,8 @@ class ClipSource:
 
     @cached_property
     def names(self) -> frozenset[str] | None:
-        """The tensors of the file; None if only the library can read it, which has all."""
-        if self.weights.suffix != ".safetensors":
+        """The tensors of the file; None for a tag's, which the library reads, and which has all."""
+        if self._tag is not None:
             return None
         with Checkpoint(self.weights) as file:
             names = frozenset(file.tensors)
@@ -295,6 +297,24 @@ class ClipSource:
         clip.load_state_dict(tensors, strict=False)  # all that must be there is
         return clip.float()
 
+    def save(self, folder: Path, changed: Mapping[str, Tensor]) -> list[Path]:
+        """Write the CLIP with changed weights as a folder that open_clip and this package open."""
+        state = self.load().state_dict()
+        if not self.speaks:
+            state = {k: v for k, v in state.items() if k in (self.names or ())}
+        save_tensors(folder / WEIGHTS[0], state | dict(changed), {"format": "pt"})
+        shown_as = {"mean": list(self.mean), "std": list(self.std), "size": [self.size, self.size]}
+        shown_as |= {"interpolation": self.interpolation}
+        shown_as["resize_mode"] = next(mode for mode, fit in FITS.items() if fit == self.fit)
+        model = self.config["model_cfg"] | {"quick_gelu": self.quick_gelu}
+        config = {"model_cfg": model, "preprocess_cfg": shown_as}
+        write_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        made = [folder / WEIGHTS[0], folder / CONFIG]
+        if self.embeddings is not None:
+            write_file(folder / EMBEDDINGS, self.embeddings.read_bytes())
+            made.append(folder / EMBEDDINGS)
+        return made
+
     def strip(self, clip: nn.Module) -> nn.Module:
         """Without the text transformer, and without what the file does not have."""
         for name, _ in [*clip.named_children(), *clip.named_parameters(recurse=False)]:
@@ -312,6 +332,27 @@ class ClipSource:
             return open_clip().get_tokenizer(
                 self.name if self.folder is None else f"local-dir:{self.folder}"
             )
+
+
+def check_config(model_cfg: Any, preprocess_cfg: Any) -> None:
+    """Raise ValueError or TypeError unless a configuration has what is read from it."""
+    for part, wanted in (("vision_cfg", "image_size"), ("text_cfg", None)):
+        if not isinstance(model_cfg.get(part), dict) or (wanted and wanted not in model_cfg[part]):
+            raise ValueError(f"model_cfg.{part}: wanted a mapping, with {wanted or 'any content'}")
+    size = model_cfg["vision_cfg"]["image_size"]
+    sides = size if isinstance(size, list | tuple) else [size, size]
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(
+            f"model_cfg.vision_cfg.image_size: got {size!r}, wanted one or two numbers"
+        )
+    for field, least in (("mean", None), ("std", 0)):
+        values = preprocess_cfg.get(field)
+        if values is not None and not (
+            isinstance(values, list | tuple)
+            and len(values) == 3
+            and all(isinstance(v, int | float) and (least is None or v > least) for v in values)
+        ):
+            raise ValueError(f"preprocess_cfg.{field}: got {values!r}, wanted three numbers")
 
 
 def zero_shot_head(
@@ -348,7 +389,12 @@ def zero_shot_head(
                 raise OptionError(
                     f"{source.name}: cannot read {shown(sentences[0])}: {error}"
                 ) from None
-            each = clip.encode_text(tokens, normalize=True)  # pyright: ignore[reportCallIssue]
+            try:
+                each = clip.encode_text(tokens, normalize=True)  # pyright: ignore[reportCallIssue]
+            except IndexError:
+                raise FileError(
+                    f"{source.weights}: its text side does not know all tokens of its tokenizer"
+                ) from None
             rows.append(functional.normalize(each.mean(0), dim=-1))
             advance(1)
         scale: Tensor = clip.logit_scale  # pyright: ignore[reportAssignmentType]
@@ -361,7 +407,10 @@ def ready_head(source: ClipSource, data: str, names: Sequence[str]) -> Tensor | 
         return None
     where = source.embeddings
     ready, metadata = load_tensors(where)
-    known: dict[str, list[str]] = json.loads(metadata.get("classes", "{}"))
+    try:
+        known: dict[str, list[str]] = dict(json.loads(metadata.get("classes", "{}")))
+    except (ValueError, TypeError):
+        raise FileError(f"{where}: its metadata `classes` is not a JSON object") from None
     alike = [name for name in known if known[name] == list(names) and name in ready]
     found = data if data in ready else next(iter(alike), None)
     if found is None:

@@ -106,7 +106,7 @@ def strength(scores: dict[str, Any]) -> str:
     count = first["evaluations"]
     told += f"; {count} evaluation{'' if count == 1 else 's'}."
     if first["edge"]:
-        told += " No λ was better than the largest that was tried: a larger one may be."
+        told += " A λ larger than all that were tried may be better."
     return told
 
 

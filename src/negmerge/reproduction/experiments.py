@@ -54,22 +54,33 @@ class Part(Strict):
             for name in self.over
         ]
 
-    def load(self, seed: int = 0, changes: Sequence[str] = ()) -> Recipe:
+    def load(self, trial: int = 0, changes: Sequence[str] = ()) -> Recipe:
         """The recipe as it runs; its title names the data set that is forgotten.
+
+        trial: added to the recipe's seed, so that trials differ whatever `changes` says of it.
 
         >>> Part(recipe="clip_vit_b32", over=("dtd",)).each()[0].load().title
         "CLIP ViT-B/32 keeps ImageNet, the paper's pool of 30, forgets dtd"
         """
         own = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
-        recipe = load_recipe(self.recipe, [*own, f"seed={seed}", *changes])
-        head, forgets, _ = recipe.title.rpartition("forgets ")
-        if "data.name" not in self.set or not forgets:
-            return recipe
-        return recipe.model_copy(update={"title": f"{head}{forgets}{recipe.data.name}"})
+        recipe = load_recipe(self.recipe, [*own, *changes])
+        return recipe.model_copy(update={"seed": recipe.seed + trial})
 
     def missing(self, recipe: Recipe) -> list[str]:
         """The fields that the user must give and has not."""
         return [field for field in self.needs if attrgetter(field)(recipe) is None]
+
+
+BUFFERS = {
+    "merge": "merged like weights, as in the task-vector code; a variance is kept from going below "
+    "zero",
+    "keep": "the original's are kept",
+}
+FROZEN = {
+    "attention": "input and output projections, weights and biases, in every mode and pool, as its "
+    "47.55 % of zeros implies",
+    "nothing": "none",
+}
 
 
 class Unstated(Strict):
@@ -97,13 +108,15 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     """What a recipe says of the things that the paper leaves open.
 
     >>> facts(load_recipe("desk_clip_mnist"))["grid"]
-    '21 values from 0 to 2, on to 8 while the largest is as good as any, by bracketing'
+    '21 values from 0 to 2, on to 8 while a larger one may be better, by bracketing'
     """
     members, search, train = recipe.pool.members(), recipe.search, recipe.train
+    first = members[0]
+    optimiser = f"SGD with momentum {first.momentum:g}" if first.optimizer == "sgd" else "AdamW"
     grid = search.grid()
     told = f"{len(grid)} values from 0 to {grid[-1]:g}"
     if search.limit is not None:
-        told += f", on to {search.limit:g} while the largest is as good as any"
+        told += f", on to {search.limit:g} while a larger one may be better"
     if search.strategy == "bracket":
         told += ", by bracketing"
     return {
@@ -111,8 +124,13 @@ def facts(recipe: Recipe) -> dict[str, Any]:
         "criterion": recipe.criterion,
         "members": len(members),
         "training": f"{train.epochs} epochs at {train.lr:g}, {train.schedule}",
-        "clip": "none" if members[0].clip is None else f"{members[0].clip:g}",
-        **members[0].model_dump(include={"epochs", "weight_decay", "warmup"}),
+        "optimiser": f"{optimiser}, {first.schedule} rate",
+        "images": "all" if recipe.data.limit.train is None else f"{recipe.data.limit.train:,}",
+        "buffers": BUFFERS[recipe.buffers],
+        "validation": "it is" if recipe.split.validation else "it is not",
+        "frozen": FROZEN["attention" if recipe.clip is None else recipe.clip.freeze],
+        "clip": "none" if first.clip is None else f"{first.clip:g}",
+        **first.model_dump(include={"epochs", "weight_decay", "warmup"}),
     }
 
 
@@ -178,7 +196,8 @@ def experiment(table: str) -> Experiment:
     """The experiment of a table; a miss names those there are."""
     found = experiments()
     if table not in found:
-        raise OptionError(f"unknown table {table!r}; there are: {', '.join(found)}")
+        near = f"did you mean {table.upper()}? " if table.upper() in found else ""
+        raise OptionError(f"unknown table {table!r}; {near}there are: {', '.join(found)}")
     return found[table]
 
 

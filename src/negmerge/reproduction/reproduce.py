@@ -29,7 +29,14 @@ from negmerge.reproduction.compare import (
     frame,
     measured_rows,
 )
-from negmerge.reproduction.experiments import Part, Scale, experiment, published, unstated
+from negmerge.reproduction.experiments import (
+    Part,
+    Scale,
+    experiment,
+    facts,
+    published,
+    unstated,
+)
 from negmerge.rundir import Run
 from negmerge.scenario import identity
 from negmerge.terminal import plain
@@ -104,7 +111,8 @@ def reproduce(
     out: where runs and tables go; runs/reproduce-SCALE if not given. Tables that need the same run
         share it there.
     changes: `key=value` for every recipe.
-    seeds: of the trials; as many as the paper's, or one on a desk, if not given.
+    seeds: added to the recipe's, one for each trial; as many as the paper's, or one on a desk, if
+        not given.
     """
     wanted, printed = experiment(table), published()[table]
     folder = Path("runs") / f"reproduce-{scale}" if out is None else out
@@ -131,7 +139,8 @@ def reproduce(
     lines = compare(printed, found)
     notes = [f"{runs(len(found))}."]
     if scale == "desk":
-        notes.append(f"On a desk: {wanted.stands_in}. Differences to the paper are expected.")
+        smaller = wanted.stands_in.format(**facts(trials[0][2]))
+        notes.append(f"On a desk: {smaller}. Differences to the paper are expected.")
     ranking = agreement(lines)
     if ranking is not None:
         by, tau, count = ranking

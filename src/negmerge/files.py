@@ -141,6 +141,19 @@ def write_file(path: Path, data: bytes) -> None:
         write(descriptor, data)
 
 
+def take_over(source: Path, path: Path) -> None:
+    """Give a finished file a second name, or copy it where it cannot have one; atomically."""
+    waiting = temporary(path)
+    with told_plainly(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        waiting.unlink(missing_ok=True)
+        try:
+            os.link(source, waiting)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(source, waiting)
+        waiting.replace(path)
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     try:

@@ -45,6 +45,7 @@ def run(
     out: str | Path | None = None,
     changes: Sequence[str] = (),
     progress: Progress | None = None,
+    lenders: Sequence[Path] = (),
 ) -> Run:
     """Unlearn as a recipe says; run again on the same folder, it goes on where it stopped.
 
@@ -52,6 +53,7 @@ def run(
 
     recipe: a Recipe, a path or a shipped name; None: the embedded demo.
     out: the run directory; `runs/<name>` if not given. changes: `key=value` for the recipe.
+    lenders: other run directories; where one has done the same training, it is taken from there.
     """
     if isinstance(recipe, Recipe):
         if changes:
@@ -59,7 +61,7 @@ def run(
     else:
         out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
         recipe = load_recipe(recipe, changes)
-    folder = Run("runs/recipe" if out is None else out)
+    folder = Run("runs/recipe" if out is None else out, lenders)
     check_methods(recipe)
     progress = progress or Quiet()
     problem = make_problem(recipe, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
@@ -27,10 +27,12 @@ class Run:
     >>> run = Run(getfixture("tmp_path"))
     >>> run.finished
     False
+
+    lenders: folders of other runs, whose models serve where the same training was done.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, lenders: Sequence[Path] = ()) -> None:
+        self.folder, self.lenders = Path(folder), lenders
         self.recipe = self.folder / "recipe.yaml"
         self.base = self.folder / "base.safetensors"
         self.retrain = self.folder / "retrain.safetensors"

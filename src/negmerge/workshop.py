@@ -6,13 +6,14 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from negmerge.criteria import Choice, criteria
 from negmerge.errors import FileError, MismatchError
 from negmerge.executors import Executor, Work
-from negmerge.files import file_digest
+from negmerge.files import file_digest, take_over
 from negmerge.measuring import (
     Evaluation,
     MeanLoss,
@@ -70,12 +71,23 @@ class Workshop:
 
         of: how many the stage has in all, if some are not among `jobs` any more.
         """
-        todo = [job for job in jobs if not job.done()]
+        todo = [job for job in jobs if not job.done() and not self.borrowed(job)]
         if todo:
             total = sum(job.samples(self.problem) for job in todo if job.steps)
             self.progress.stage(title, total, "samples")
             for place, _ in self.executor.map(work, todo, self.progress.advance, of or len(jobs)):
                 then(todo[place])
+
+    def borrowed(self, job: Job) -> bool:
+        """Whether another run has done the same training; its files are this run's then too."""
+        place = job.out.relative_to(self.folder.folder)
+        for lender in self.folder.lenders:
+            theirs = replace(job, out=lender / place)
+            if job.steps and theirs.done():
+                take_over(theirs.record, job.record)
+                take_over(theirs.out, job.out)
+                return True
+        return False
 
     def make_patch(self, title: str, made_from: str, make: Callable[[Path], object]) -> Path:
         """The patch of a method, made unless it is there."""

@@ -20,7 +20,8 @@ from negmerge.errors import NegMergeError
 from negmerge.models.weights import load_tensors
 from negmerge.reproduction.compare import METRICS
 from negmerge.reproduction.experiments import experiment, experiments, published
-from negmerge.reproduction.reproduce import Reproduction, rendered, reproduce
+from negmerge.reproduction.reproduce import Reproduction, rendered, reproduce, total
+from negmerge.rundir import Run
 
 NOT_OURS = {"paper_number", "paper_config"}
 
@@ -90,6 +91,30 @@ def wanted(table: str, metric: str) -> set[tuple[str, str]]:
     """The methods of which the paper prints a number of its own."""
     rows = [row for row in published()[table]["rows"] if row.get(metric) is not None]
     return {kind(row) for row in rows if row["method"] not in NOT_OURS}
+
+
+def test_runs_that_need_the_same_training_share_it(desk, place: Path):
+    desk("T3")
+    lent = {path.name: path.stat().st_ino for path in place.glob("out/*/pool/*/*.safetensors")}
+    assert len(lent) == 12
+    trained: list[str] = []
+    desk("T3", "methods=[consensus]")
+    for path in place.glob("out/*/pool/*/*.safetensors"):
+        assert path.stat().st_ino == lent[path.name]  # the same file
+        trained.append(path.name)
+    assert len(trained) == 24
+    for run in place.glob("out/*/manifest.json"):
+        Run(run.parent).verify()
+
+
+def test_trials_differ_whatever_seed_is_set(desk, place: Path):
+    part = experiment("T2").paper[0]
+    assert [part.load(trial, ["seed=7"]).seed for trial in range(3)] == [7, 8, 9]
+
+
+def test_a_pool_that_two_runs_need_is_estimated_once():
+    both, alone = total("C1", "paper"), total("B1", "paper")
+    assert both.hours < 1.2 * alone.hours
 
 
 def test_a_classifier_table(desk, place: Path, capsys):

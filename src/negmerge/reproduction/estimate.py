@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from negmerge.criteria import criteria
 from negmerge.data.datasets import resolve
 from negmerge.errors import OptionError, shown
+from negmerge.hyperparameters import HyperParameters
 from negmerge.models.classifiers import create
 from negmerge.models.pretrained import ClipSource
 from negmerge.recipe import Recipe
@@ -58,8 +59,10 @@ class Estimate:
         )
 
 
-def estimate(recipe: Recipe) -> Estimate:
+def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     """What a run of a recipe takes; nothing is loaded.
+
+    done: trainings of a CLIP that runs before it have done; those of this run are added.
 
     >>> from negmerge.recipe import load_recipe
     >>> 1 < estimate(load_recipe("cifar10_resnet18")).hours < 20
@@ -74,7 +77,9 @@ def estimate(recipe: Recipe) -> Estimate:
     models = len(members) + 2
     if recipe.clip is not None:
         cost = _clip(recipe.model.name)
-        trained = sum(member.epochs for member in members) * train
+        fresh = _fresh(recipe, members, set() if done is None else done)
+        trained = sum(member.epochs for member in fresh) * train
+        models = len(fresh) + 2
         choosing = 2 * recipe.search.samples
         reported = test + size_of(recipe.clip.control.name)[1]
     else:
@@ -107,6 +112,17 @@ def estimate(recipe: Recipe) -> Estimate:
     return Estimate(
         cost.weights * (models + len(merged) + 2), memory, operations / SUSTAINED / 3600
     )
+
+
+def _fresh(recipe: Recipe, members: list[HyperParameters], done: set[str]) -> list[HyperParameters]:
+    """The members that no run before has trained."""
+    clip, data = recipe.clip, recipe.data
+    assert clip is not None
+    problem = [data, recipe.model, clip.pretrained, clip.freeze, clip.linear, recipe.seed]
+    keys = {f"{problem} {member}": member for member in members}
+    fresh = [member for key, member in keys.items() if key not in done]
+    done.update(keys)
+    return fresh
 
 
 def size_of(name: str) -> tuple[int, int, int]:

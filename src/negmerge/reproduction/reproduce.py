@@ -84,9 +84,10 @@ def total(table: str, scale: Scale, changes: Sequence[str] = ()) -> Estimate:
     """What all runs of a table take together."""
     from negmerge.reproduction.estimate import estimate
 
-    wanted = experiment(table)
-    recipes = [part.load(changes=changes) for part in wanted.parts(scale)]
-    return reduce(add, [estimate(recipe) for recipe in recipes for _ in wanted.trials(scale)])
+    wanted, done = experiment(table), set[str]()
+    parts, trials = wanted.parts(scale), wanted.trials(scale)
+    recipes = [part.load(trial, changes) for part in parts for trial in trials]
+    return reduce(add, [estimate(recipe, done) for recipe in recipes])
 
 
 def runs(count: int) -> str:
@@ -109,7 +110,7 @@ def reproduce(
     """Make a table of the paper; run again, it goes on.
 
     out: where runs and tables go; runs/reproduce-SCALE if not given. Tables that need the same run
-        share it there.
+        share it there, and runs that need the same training its models.
     changes: `key=value` for every recipe.
     seeds: added to the recipe's, one for each trial; as many as the paper's, or one on a desk, if
         not given.
@@ -130,7 +131,9 @@ def reproduce(
     found: list[tuple[int, dict[str, Any], list[Row]]] = []
     pages: list[Path] = []
     for number, part, recipe in trials:
-        done = run(recipe, folder / name_of(part.recipe, recipe), progress=progress)
+        own = folder / name_of(part.recipe, recipe)
+        others = sorted(path for path in folder.iterdir() if path.is_dir() and path != own)
+        done = run(recipe, own, progress=progress, lenders=others)
         if not done.page.exists():
             report(done, progress)
         pages.append(done.page)

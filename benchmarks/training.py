@@ -150,7 +150,7 @@ def pool_throughput(scenario: Scenario, folder: Path) -> dict[str, Any]:
     settings = scenario.recipe.pool.members()[0].model_copy(update={"epochs": 10})
     serial = InProcess(scenario)
     make = partial(Scenario, scenario.recipe)
-    with LocalProcesses(make, 2, 1) as processes:
+    with LocalProcesses(make, 2, 2) as processes:
 
         def members(round_: str) -> list[Any]:
             return [

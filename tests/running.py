@@ -23,6 +23,9 @@ def start(place: Path, *arguments: str, **environment: str) -> subprocess.Popen[
 def negmerge(place: Path, *arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
     """Run a command in a folder to its end, which must be this code; what it says."""
     process = start(place, *arguments, **environment)
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
     assert process.returncode == code, err or out
     return out, err

@@ -37,7 +37,7 @@ def unlearn(
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     json_: Json = False,
 ) -> None:
-    """Make a classifier forget, from data to unlearned model; run again, it goes on.
+    """Make a classifier or a CLIP forget, from data to unlearned model; run again, it goes on.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def unlearn(
 
     with make_progress("json" if json_ else "auto") as progress:
         done = run(recipe, out, set_ or [], progress)
-        if not done.page.exists():
+        if not done.reported:
             from negmerge.report.page import report
 
             report(done, progress)

@@ -10,9 +10,11 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from negmerge.errors import NegMergeError
@@ -63,15 +65,14 @@ class LocalProcesses:
 
     make: called in each process, gives the context; it and the items are sent there, so they must
         be plain data and module-level functions.
-    threads: of each process when all are busy; two of one thread train more than one of two.
+    cores: shared by the processes that are busy; two of one thread train more than one of two.
     """
 
-    def __init__(self, make: Callable[[], Any], workers: int, threads: int) -> None:
+    def __init__(self, make: Callable[[], Any], workers: int, cores: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.counts: Any = spawn.SimpleQueue()
         start = (make, self.counts, os.getpid(), spawn.Value("i", 0))
-        self.workers, self.cores = workers, workers * threads
-        self.others = multiprocessing.active_children()
+        self.workers, self.cores = workers, cores
         self.pool = ProcessPoolExecutor(workers, spawn, _start, start)
 
     def map(
@@ -80,8 +81,9 @@ class LocalProcesses:
         threads = max(self.cores // min(self.workers, of or len(items)), 1)
         places: dict[Future[Any], int] = {}
         try:
-            for place, item in enumerate(items):
-                places[self.pool.submit(_work, work, item, threads)] = place
+            with _deaf():  # a worker that starts now leaves interrupts to us from the beginning
+                for place, item in enumerate(items):
+                    places[self.pool.submit(_work, work, item, threads)] = place
             pending = set(places)
             while pending:
                 done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -102,22 +104,33 @@ class LocalProcesses:
     def __exit__(self, kind: object, *rest: object) -> None:
         if kind is not None:
             # Interrupted or failed: what is being trained is saved in its own files; do not wait.
-            for process in multiprocessing.active_children():
-                if process not in self.others:
-                    process.terminate()
+            for process in list((self.pool._processes or {}).values()):  # no other way to them
+                process.terminate()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def thread_split(workers: int | None, cores: int, jobs: int, gpus: int = 0) -> tuple[int, int]:
-    """How many processes, and threads in each: one for each GPU, or for each core if there is none.
+def processes_for(workers: int | None, cores: int, jobs: int, gpus: int = 0) -> int:
+    """How many processes: one for each GPU, or for each core if there is none.
 
-    >>> thread_split(None, 8, 27), thread_split(None, 8, 2), thread_split(3, 8, 27)
-    ((8, 1), (2, 4), (3, 2))
-    >>> thread_split(None, 64, 27, gpus=4)
-    (4, 16)
+    >>> processes_for(None, 8, 27), processes_for(None, 8, 2), processes_for(3, 8, 27)
+    (8, 2, 3)
+    >>> processes_for(None, 64, 27, gpus=4)
+    4
     """
-    processes = max(min(gpus or cores, jobs) if workers is None else workers, 1)
-    return processes, max(cores // processes, 1)
+    return max(min(gpus or cores, jobs) if workers is None else workers, 1)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore interrupts in the block, as processes that are started in it will go on to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _context: Any = None

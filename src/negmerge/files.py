@@ -105,6 +105,18 @@ def atomic_lock(lock: Path) -> Iterator[None]:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder; the others wait for it."""
+    with told_plainly(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def told_plainly(path: Path) -> Iterator[None]:
     """Turn a failure of the disk into one line that names the file."""
     try:

@@ -14,7 +14,7 @@ from negmerge.checking import check_methods
 from negmerge.clip_scenario import make_problem
 from negmerge.criteria import Choice, choose
 from negmerge.errors import MismatchError, OptionError
-from negmerge.executors import LocalProcesses, thread_split
+from negmerge.executors import LocalProcesses, processes_for
 from negmerge.files import file_digest, sync, write_file
 from negmerge.illustrating import add_members, illustrate, scored_alone
 from negmerge.measuring import Sweep, run_measurement
@@ -73,8 +73,8 @@ def run(
             folder.clear()
             return folder
         cores, gpus = available_workers(None), torch.cuda.device_count()
-        workers, threads = thread_split(recipe.workers, cores, most_at_once(recipe), gpus)
-        with LocalProcesses(partial(make_problem, recipe), workers, threads) as executor:
+        workers = processes_for(recipe.workers, cores, most_at_once(recipe), gpus)
+        with LocalProcesses(partial(make_problem, recipe), workers, cores) as executor:
             return Pipeline(recipe, folder, problem, executor, progress).run()
 
 

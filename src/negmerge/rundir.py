@@ -15,6 +15,7 @@ from typing import Any
 
 from negmerge.errors import FileError, MismatchError, shown
 from negmerge.files import atomic_lock, file_digest, told_plainly, write_file
+from negmerge.parallel import available_workers
 
 FORMAT = "negmerge-run/1"
 PAGE = ("report/index.html", "report/tables/")
@@ -69,8 +70,15 @@ class Run:
         """Whether it is finished, with exactly this recipe and this content of what it names."""
         if not (self.finished and self.recipe.is_file()):
             return False
-        same = read_json(self.manifest).get("problem") == problem
+        manifest = self.sealed()
+        sealed = manifest["files"].get("recipe.yaml", {}).get("sha256")
+        same = manifest.get("problem") == problem and sealed == file_digest(self.recipe)
         return same and self.recipe.read_text(encoding="utf-8") == recipe
+
+    @property
+    def reported(self) -> bool:
+        """Whether it is finished, and the page of what came out is there."""
+        return self.finished and PAGE[0] in self.sealed()["files"] and self.page.is_file()
 
     @cached_property
     def scores(self) -> dict[str, Any]:
@@ -83,9 +91,11 @@ class Run:
     def working(self) -> Iterator[None]:
         """Hold the folder: one run at a time."""
         with told_plainly(self.folder):
-            for folder in (self.folder, self.states, *self._folders()):
-                folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_lock(self.folder / ".lock"):
+            with told_plainly(self.folder):
+                for folder in (self.states, *self._folders()):
+                    folder.mkdir(exist_ok=True)
             yield
 
     def _folders(self) -> list[Path]:
@@ -236,8 +246,9 @@ DEPENDS = (
 
 
 def versions() -> dict[str, str]:
-    """The versions that a result may depend on."""
-    return {"python": python_version()} | {name: version(name) for name in DEPENDS}
+    """What a result may depend on beside the recipe: versions, and how the work was divided."""
+    found = {"python": python_version(), "cores": str(available_workers(None))}
+    return found | {name: version(name) for name in DEPENDS}
 
 
 def _refuse(constant: str) -> None:

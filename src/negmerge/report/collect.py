@@ -50,7 +50,8 @@ def scores_frame(scores: dict[str, Any]) -> pd.DataFrame:
         for metric in COLUMNS:
             low, high = row["intervals"].get(metric, (None, None))
             one |= {metric: row[metric], f"{metric}_low": low, f"{metric}_high": high}
-        for name in ("avg_gap", "sparsity", "samples_processed", "cost_ratio", "seconds"):
+        costs = ("evaluations", "samples_processed", "cost_ratio", "seconds")
+        for name in ("avg_gap", "sparsity", *costs):
             one[name] = row.get(name)
         found.append(one)
     return pd.DataFrame(found).dropna(axis=1, how="all")

@@ -94,7 +94,8 @@ class Table:
     @cached_property
     def _whole(self) -> set[str]:
         """Columns of counts, which are floats only where some are missing."""
-        return {"samples_processed", "elements", "nonzero"} & set(self.columns)
+        counts = {"evaluations", "samples_processed", "elements", "nonzero"}
+        return counts & set(self.columns)
 
     # -------------------------------------------------------------------------------------- formats
 

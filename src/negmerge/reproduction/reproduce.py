@@ -69,6 +69,8 @@ def needs(table: str, scale: Scale, changes: Sequence[str] = ()) -> str:
     wanted = experiment(table)
     parts = wanted.parts(scale)
     missing = {field for part in parts for field in part.missing(part.load(changes=changes))}
+    import torch
+
     try:
         takes = str(total(table, scale, changes))
     except OptionError as error:
@@ -77,6 +79,8 @@ def needs(table: str, scale: Scale, changes: Sequence[str] = ()) -> str:
         f"{table} at {scale} scale: {runs(len(parts) * len(wanted.trials(scale)))} on "
         f"{', '.join(wanted.data(scale, changes))}; {takes}"
     )
+    if not torch.cuda.is_available():
+        told += "; there is no GPU here"
     return told + "".join(f"; and --set {field}=FILE" for field in sorted(missing))
 
 

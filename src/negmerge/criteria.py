@@ -13,13 +13,18 @@ from negmerge.registry import Registry
 Row = dict[str, float]
 """`scale` and what was measured there: `acc_<set>` for every set, `mia` if λ may look."""
 
+Reference = Mapping[str, Any] | None
+"""The retrained model's scores, if there is one."""
+
 
 @dataclass(frozen=True)
 class Criterion:
     """How λ is chosen.
 
-    loss: from a row, the row of λ = 0 and the retrained model's scores to a number ≥ 0; the
-        smallest wins, and of equals the smallest λ. None: the row may not be chosen.
+    loss: from a row, the row of λ = 0 and the reference to a number ≥ 0; the smallest wins, and of
+        equals the smallest λ. None: the row may not be chosen.
+    aim: from a set, the row of λ = 0 and the reference to the accuracy there that is aimed at or
+        must be kept, and its words for a figure; None: none.
     needs: what must be there beside the forget set: a set, or the retrained model.
     looks: whether it chooses on the data that is reported.
     limits: whether it forbids λ that lose too much. As long as none is forbidden, a larger one may
@@ -28,7 +33,8 @@ class Criterion:
 
     name: str
     summary: str
-    loss: Callable[[Row, Row, Mapping[str, Any] | None], float | None]
+    loss: Callable[[Row, Row, Reference], float | None]
+    aim: Callable[[str, Row, Reference], tuple[float, str] | None]
     needs: str
     looks: bool = False
     limits: bool = False
@@ -43,9 +49,7 @@ class Choice:
     edge: bool
 
 
-def choose(
-    rows: Iterable[Row], criterion: Criterion, retrain: Mapping[str, Any] | None = None
-) -> Choice:
+def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = None) -> Choice:
     """The best row by a criterion.
 
     >>> rows = [dict(scale=s, acc_forget=f, acc_retain=99.0, acc_holdout=90.0)
@@ -58,7 +62,7 @@ def choose(
         raise OptionError(
             "a sweep must begin at λ = 0: the original model is what others differ from"
         )
-    losses = [(criterion.loss(row, ordered[0], retrain), row["scale"]) for row in ordered]
+    losses = [(criterion.loss(row, ordered[0], reference), row["scale"]) for row in ordered]
     allowed = [(loss, scale) for loss, scale in losses if loss is not None]
     if not allowed:
         raise ValueRangeError(f"no λ satisfies {criterion.name}; try other scales")
@@ -68,21 +72,43 @@ def choose(
     return Choice(scale, loss, edge and loss > 0)
 
 
-def _match_holdout(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:
+def _match_holdout(row: Row, zero: Row, reference: Reference) -> float:
     # The original's accuracy on what it never saw is what it would have had on the forget set. The
     # unlearned model's own would do as well, but a destroyed model has both at chance, and matches.
     return abs(row["acc_forget"] - zero["acc_holdout"])
 
 
-def _keep_retain(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float | None:
-    least = 0.95 * zero["acc_retain"] - 1e-9  # exactly 95 % is enough, also in binary fractions
+def _holdout_aim(name: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
+    value = zero["acc_holdout"]
+    return (value, f"aim: held-out {value:.2f} %") if name == "forget" else None
+
+
+KEPT = 0.95
+"""The share of the original's retain accuracy that `keep_retain` keeps."""
+
+
+def _keep_retain(row: Row, zero: Row, reference: Reference) -> float | None:
+    least = KEPT * zero["acc_retain"] - 1e-9  # exactly 95 % is enough, also in binary fractions
     return row["acc_forget"] if row["acc_retain"] >= least else None
 
 
-def _oracle(row: Row, zero: Row, retrain: Mapping[str, Any] | None) -> float:
-    if retrain is None:
+def _retain_limit(name: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
+    least = KEPT * zero["acc_retain"]
+    told = f"at least {100 * KEPT:.0f} % of the original: {least:.2f} %"
+    return (least, told) if name == "retain" else None
+
+
+def _oracle(row: Row, zero: Row, reference: Reference) -> float:
+    if reference is None:
         raise OptionError("criterion oracle needs the retrained model's scores")
-    return avg_gap(row, retrain)
+    return avg_gap(row, reference)
+
+
+def _retrained_aim(name: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
+    if reference is None:
+        return None
+    value = reference[f"acc_{name}"]
+    return value, f"retrained: {value:.2f} %"
 
 
 criteria: Registry[Criterion] = Registry("criterion")
@@ -91,12 +117,14 @@ for _criterion in (
         "match_holdout",
         "forget accuracy nearest to the original's accuracy on held-out data; needs no retraining",
         _match_holdout,
+        _holdout_aim,
         "test",
     ),
     Criterion(
         "keep_retain",
         "lowest forget accuracy with at least 95 % of the original's retain accuracy",
         _keep_retain,
+        _retain_limit,
         "retain",
         limits=True,
     ),
@@ -104,6 +132,7 @@ for _criterion in (
         "oracle",
         "smallest Avg. Gap to the retrained model, on the reported data, as in the paper",
         _oracle,
+        _retrained_aim,
         "retrain",
         looks=True,
     ),

@@ -59,11 +59,9 @@ def illustrate(shop: Workshop, outcome: Outcome) -> list[Path]:
     folder = shop.folder.data
     folder.mkdir(parents=True, exist_ok=True)
     files = [sweep.out for sweep, _ in shop.alone]
-    titles = ["original", *(["retrained"] if outcome.retrained else [])]
-    titles += [*outcome.found, *outcome.contenders]
-    if any(shop.bins):
+    if any(shop.bins.values()):
         files.append(folder / "attack.csv")
-        write_attack(files[-1], dict(zip(titles, shop.bins, strict=True)))
+        write_attack(files[-1], shop.bins)
     jobs = looks_of(shop, outcome)
     shop.progress.stage("looking through the models", len(jobs), "models")
     ((_, seen),) = shop.executor.map(run_looks, [jobs], shop.progress.advance)

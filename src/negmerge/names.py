@@ -48,16 +48,22 @@ def depth_by(names: Iterable[str]) -> Callable[[str], str]:
 
 
 def component_of(name: str) -> str:
-    """What a tensor is within its layer: the name after the last number, without weight or bias.
+    """What a tensor is within its layer: the rest of its name, without numbers, weight or bias.
 
     >>> component_of("visual.transformer.resblocks.11.mlp.c_fc.weight"), component_of("visual.proj")
     ('mlp.c_fc', 'visual.proj')
+    >>> component_of("layer1.conv1.weight"), component_of("layer2.0.downsample.0.weight")
+    ('conv1', 'downsample')
     """
-    parts = name.split(".")
-    if len(parts) > 1 and parts[-1] in ("weight", "bias"):
+    layer = layer_of(name)
+    rest = name if layer is None else name.removeprefix(f"{layer[0]}{layer[1]}").lstrip(".")
+    parts = rest.split(".")
+    if parts[-1] in ("weight", "bias"):
         parts.pop()
-    last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
-    return ".".join(parts[last + 1 :] or [part for part in parts if not part.isdigit()] or parts)
+    named = [part for part in parts if not part.isdigit()]
+    if not named and layer is not None:  # the layer is the module itself
+        named = [part for part in layer[0].split(".") if part]
+    return ".".join(named) or name
 
 
 def is_statistic(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,78 +65,86 @@ class Outcome:
         recipe: Recipe,
         problem: Problem,
         criterion: Criterion,
-        measured: list[dict[str, Any]],
-        warnings: list[str],
+        measured: Mapping[str, dict[str, Any]],
     ) -> dict[str, Any]:
         """`scores.json`.
 
-        measured: on the reported data, of original, reference, methods and rivals, in this order.
-        warnings: to be told with the scores; more are added.
+        measured: on the reported data: `original`, `retrained`, and every method by its title.
         """
         about = problem.describe()
-        first = measured.pop(0) | cost_of([self.original])
-        second = None
-        retraining = None
+        original, reference = measured["original"] | cost_of([self.original]), None
         if self.retrained is not None:
-            second = measured.pop(0) | cost_of([self.retrained])
-            first["avg_gap"], second["avg_gap"] = avg_gap(first, second), 0.0
-            # What retraining takes by the recipe, also when the reference came from a file.
-            retraining = self.retrained.samples(problem)
-            ratio = cost_of(self.pool)["samples_processed"] / retraining
-            if ratio > 1:
-                warnings.append(
-                    f"the pool processed {ratio:.2f} × the samples of retraining from scratch"
-                )
-        elif recipe.clip is None:
-            warnings.append(NO_REFERENCE)
-        methods: list[dict[str, Any]] = []
-        for (title, result), own in zip(self.found.items(), measured, strict=False):
-            tau, training = TaskVector.load(result.patch), cost_of(result.pool)
-            row = {"method": title, "splits": "forget", "scale": result.choice.scale} | own
-            row |= {
-                "avg_gap": None if second is None else avg_gap(own, second),
-                "sparsity": 100 * tau.sparsity(),
-                "seconds": training["seconds"] + result.seconds,
-                "seconds_merge": result.merging,
-                "seconds_search": result.searching,
-                "samples_processed": training["samples_processed"],
-                "cost_ratio": retraining and training["samples_processed"] / retraining,
-                "evaluations": result.evaluations,
-                "criterion": None if result.added else criterion.name,
-                "looked": about["looked"],
-                "edge": result.choice.edge,
-            }
-            if recipe.clip is not None:
-                row |= {"members": tau.origin.n, "elements": tau.elements}
-                row["anatomy"] = anatomy(tau)
-            if result.added:
-                row["direction"] = "add"
-            methods.append(row | result.detail)
-        for (title, contender), own in zip(
-            self.contenders.items(), measured[len(self.found) :], strict=True
-        ):
-            row = {"method": title} | contender.row(criterion, about["looked"]) | own
-            row["avg_gap"] = None if second is None else avg_gap(own, second)
-            own_ratio = retraining and contender.samples() / retraining
-            row["cost_ratio"] = own_ratio
-            methods.append(row)
-            if own_ratio and own_ratio > 1:
-                warnings.append(
-                    f"{title}: its {len(contender.jobs)} trainings processed {own_ratio:.2f} × the "
-                    "samples of retraining from scratch"
-                )
-        order = [method.title for method in recipe.methods]
-        methods.sort(key=lambda row: order.index(row["method"]))
+            reference = measured["retrained"] | cost_of([self.retrained]) | {"avg_gap": 0.0}
+            original["avg_gap"] = avg_gap(original, reference)
+        rows = {
+            title: self._merged(title, criterion, about["looked"], recipe.clip is not None)
+            for title in self.found
+        }
+        rows |= {
+            title: {"method": title} | contender.row(criterion, about["looked"])
+            for title, contender in self.contenders.items()
+        }
+        # What retraining takes by the recipe, also when the reference came from a file.
+        retraining = None if self.retrained is None else self.retrained.samples(problem)
+        for title, row in rows.items():
+            row |= measured[title]
+            row["avg_gap"] = None if reference is None else avg_gap(row, reference)
+            row["cost_ratio"] = retraining and row["samples_processed"] / retraining
         return {
             "title": recipe.title,
             "seed": recipe.seed,
-            "original": first,
-            "retrain": second,
-            "methods": methods,
+            "original": original,
+            "retrain": reference,
+            "methods": [rows[method.title] for method in recipe.methods],
             "splits": about,
             "pool": [job.cost() for job in self.pool],
-            "warnings": warnings,
+            "warnings": self._warnings(rows, retraining, recipe.clip is None),
         }
+
+    def _merged(self, title: str, criterion: Criterion, looked: bool, clip: bool) -> dict[str, Any]:
+        """The row of a merged vector, but for what was measured and what compares it."""
+        result = self.found[title]
+        tau, training = TaskVector.load(result.patch), cost_of(result.pool)
+        row: dict[str, Any] = {
+            "method": title,
+            "splits": "forget",
+            "scale": result.choice.scale,
+            "sparsity": 100 * tau.sparsity(),
+            "seconds": training["seconds"] + result.seconds,
+            "seconds_merge": result.merging,
+            "seconds_search": result.searching,
+            "samples_processed": training["samples_processed"],
+            "evaluations": result.evaluations,
+            "criterion": None if result.added else criterion.name,
+            "looked": looked,
+            "edge": result.choice.edge,
+        }
+        if clip:
+            row |= {"members": tau.origin.n, "elements": tau.elements, "anatomy": anatomy(tau)}
+        if result.added:
+            row["direction"] = "add"
+        return row | result.detail
+
+    def _warnings(
+        self, rows: Mapping[str, dict[str, Any]], retraining: int | None, expected: bool
+    ) -> list[str]:
+        """What cost more than retraining; or that there is none to compare with.
+
+        retraining: samples it processes. expected: whether the scenario has a retrained model.
+        """
+        if retraining is None:
+            return [NO_REFERENCE] if expected else []
+        found: list[str] = []
+        ratio = cost_of(self.pool)["samples_processed"] / retraining
+        if ratio > 1:
+            found.append(f"the pool processed {ratio:.2f} × the samples of retraining from scratch")
+        for title, contender in self.contenders.items():
+            if rows[title]["cost_ratio"] > 1:
+                found.append(
+                    f"{title}: its {len(contender.jobs)} trainings processed "
+                    f"{rows[title]['cost_ratio']:.2f} × the samples of retraining from scratch"
+                )
+        return found
 
     def artefacts(self, run: Run, recipe: Recipe) -> list[Path]:
         """All files of the run."""

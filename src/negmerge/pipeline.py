@@ -382,18 +382,20 @@ class Pipeline(Workshop):
     def score_all(self, outcome: Outcome) -> dict[str, Any]:
         """Every number of the report, on data that did not choose λ unless the criterion looks."""
         base = outcome.original.out
-        wanted = [self.evaluation(base)]
+        wanted = {"original": self.evaluation(base)}
         if outcome.retrained is not None:
-            wanted.append(self.evaluation(outcome.retrained.out))
-        wanted += [self.evaluation(base, f.patch, f.scale) for f in outcome.found.values()]
-        wanted += [self.evaluation(one.job.out) for one in outcome.contenders.values()]
+            wanted["retrained"] = self.evaluation(outcome.retrained.out)
+        for title, one in outcome.found.items():
+            wanted[title] = self.evaluation(base, one.patch, one.scale)
+        for title, one in outcome.contenders.items():
+            wanted[title] = self.evaluation(one.job.out)
         members = scored_alone(self) if self.illustrated else []
-        measured = self.evaluate("every method", [*wanted, *members])
-        self.bins = [row.pop("bins") for row in measured[: len(wanted)]]
-        scores = outcome.scores(
-            self.recipe, self.problem, self.criterion, measured[: len(wanted)], self.warnings
-        )
-        add_members(scores, [choice for _, choice in self.alone], measured[len(wanted) :])
+        found = self.evaluate("every method", [*wanted.values(), *members])
+        measured = dict(zip(wanted, found[: len(wanted)], strict=True))
+        self.bins = {title: row.pop("bins") for title, row in measured.items()}
+        scores = outcome.scores(self.recipe, self.problem, self.criterion, measured)
+        scores["warnings"] = self.warnings + scores["warnings"]
+        add_members(scores, [choice for _, choice in self.alone], found[len(wanted) :])
         return scores
 
     def write_unlearned(self, found: dict[str, Found], contenders: dict[str, Contender]) -> None:

@@ -185,8 +185,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         (True, ['0', '1', 'none'])
 
         by: `element_weighted` or `tensor_mean` for one number; `tensor`, `depth` (the layer),
-            `component` (what follows the last number in the name) or a function of the name for
-            a table of both.
+            `component` (what a tensor is within it) or a function of the name for a table of both.
         """
         if not isinstance(by, str):
             return self._grouped(by)

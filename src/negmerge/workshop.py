@@ -39,7 +39,7 @@ class Workshop:
 
     illustrated: whether what only the page shows is measured too.
     alone: every member's own sweep and λ, if they were swept.
-    bins: how the attack sees original, reference and methods, in the order of their scores.
+    bins: how the attack sees original, reference and methods.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Workshop:
         self.criterion = criteria.get(recipe.criterion)
         self.warnings: list[str] = []
         self.alone: list[tuple[Sweep, Choice]] = []
-        self.bins: list[list[dict[str, Any]]] = []
+        self.bins: dict[str, list[dict[str, Any]]] = {}
         self.merging = [method for method in recipe.methods if method.name not in rivals]
 
     def train_all(

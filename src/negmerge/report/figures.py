@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from negmerge.criteria import Criterion, Reference
 from negmerge.inspection import natural
 from negmerge.report.charts import INK, Chart, paint
 from negmerge.report.collect import Row, groups, records
@@ -27,7 +27,7 @@ def trade_off(
 ) -> list[str]:
     """Retain accuracy against forget error for each pool member and each method (Figure 1a).
 
-    Where some methods lose much, a second drawing shows those that do not.
+    Where some methods lose much and the first does not, a second drawing shows those like it.
 
     first: the run's own method, which lies above all others.
     """
@@ -40,7 +40,7 @@ def trade_off(
     near = [row for row in rows if row["acc_retain"] >= least]
     title = "Retain accuracy against forget error, for each pool member and each method"
     drawings = [_scatter("trade-off", title, rows, looks)]
-    if 2 < len(near) < len(rows):
+    if 3 < len(near) < len(rows) and any(row["name"] == first for row in near):
         share = f"those that keep {100 * NEAR:.0f} % of the original's retain accuracy"
         drawings.append(_scatter("trade-off-near", f"{title}: {share}", near, looks))
     return drawings
@@ -101,7 +101,7 @@ def spread(scores: pd.DataFrame, members: pd.DataFrame, looks: Looks, first: str
 
 
 def lambda_curves(
-    sweeps: pd.DataFrame, criterion: str, reference: dict[str, Any] | None, looks: Looks
+    sweeps: pd.DataFrame, criterion: Criterion, reference: Reference, looks: Looks
 ) -> list[str]:
     """Forget and retain accuracy by λ, with the chosen point and what the criterion aims at."""
     charts: list[str] = []
@@ -115,7 +115,9 @@ def lambda_curves(
         )
         for title, rows in groups(sweeps, "method").items():
             _curve(chart, title, rows, metric, "%")
-        _aim(chart, criterion, what, sweeps, reference)
+        aim = criterion.aim(what, records(sweeps)[0], reference)
+        if aim is not None:
+            chart.level(*aim)
         charts.append(chart.svg())
     if "avg_gap" in sweeps:
         title = "Avg. Gap to the retrained model by λ"
@@ -134,24 +136,6 @@ def _curve(chart: Chart, title: str, rows: list[Row], metric: str, unit: str) ->
             chart.point(row["scale"], row[metric], title, f"{name}, chosen", size=11, zorder=4)
         else:
             chart.point(row["scale"], row[metric], title, name, size=4, marker="o")
-
-
-def _aim(
-    chart: Chart,
-    criterion: str,
-    what: str,
-    sweeps: pd.DataFrame,
-    reference: dict[str, Any] | None,
-) -> None:
-    zero = records(sweeps)[0]
-    if criterion == "match_holdout" and what == "forget":
-        chart.level(zero["acc_holdout"], f"aim: held-out {zero['acc_holdout']:.2f} %")
-    elif criterion == "keep_retain" and what == "retain":
-        least = 0.95 * zero["acc_retain"]
-        chart.level(least, f"at least 95 % of the original: {least:.2f} %")
-    elif criterion == "oracle" and reference is not None:
-        value = reference[f"acc_{what}"]
-        chart.level(value, f"retrained: {value:.2f} %")
 
 
 def sparsity_by_members(prefixes: pd.DataFrame) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from negmerge.criteria import criteria
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
 from negmerge.report import collect, figures
@@ -130,7 +131,7 @@ def sweeps(given: Material) -> Section:
         "were chosen, dashed lines what the criterion aims at."
     )
     frame = collect.sweeps_frame(given.run, given.scores)
-    criterion = given.recipe.criterion
+    criterion = criteria.get(given.recipe.criterion)
     drawings = figures.lambda_curves(frame, criterion, given.scores["retrain"], given.looks)
     table = Table("sweeps", "Accuracy by λ", frame)
     return Section("sweeps", "How λ was chosen", text, drawings, given.searched, table)

@@ -15,7 +15,6 @@ LABELS = COLUMNS | {
     "avg_gap": "Avg. Gap",
     "sparsity": "zero %",
     "sparsity_tensor_mean": "zero %, tensor mean",
-    "evaluations": "evals",
     "samples_processed": "samples",
     "cost_ratio": "× retraining",
     "acc_holdout": "held-out %",

@@ -21,6 +21,7 @@ from negmerge.models.weights import load_tensors
 from negmerge.reproduction.compare import METRICS
 from negmerge.reproduction.experiments import experiment, experiments, published
 from negmerge.reproduction.reproduce import Reproduction, rendered, reproduce, total
+from negmerge.reproduction.spread import drawn
 from negmerge.rundir import Run
 
 NOT_OURS = {"paper_number", "paper_config"}
@@ -105,6 +106,19 @@ def test_runs_that_need_the_same_training_share_it(desk, place: Path):
     assert len(trained) == 24
     for run in place.glob("out/*/manifest.json"):
         Run(run.parent).verify()
+
+
+def test_a_figure_over_all_data_sets(desk, place: Path):
+    made = desk("F1")
+    assert set(made.frame["dataset"]) == {"fashion_mnist", "mnist"}
+    members = made.frame[made.frame["method"].str.startswith("member ")]
+    assert len(members) == 2 * 12
+    assert members["acc_forget"].between(0, 100).all()
+    kept = pd.read_csv(place / "out/F1.csv")
+    assert list(kept["acc_forget"]) == list(made.frame["acc_forget"])
+    svg = (place / "out/F1.svg").read_text()
+    assert svg == drawn(made.frame)  # the same bytes
+    assert all(name in svg for name in ("fashion_mnist", "mnist", "consensus", "members"))
 
 
 def test_trials_differ_whatever_seed_is_set(desk, place: Path):

@@ -139,6 +139,7 @@ class Experiment(Strict):
 
     seeds: trials at the paper's scale; on a desk there is one. stands_in: what is smaller there.
     direction: `add` if task vectors are added. figure: what a figure shows; it is on the pages.
+    spread: whether a figure has all data sets in one drawing.
     """
 
     paper: tuple[Part, ...]
@@ -148,6 +149,7 @@ class Experiment(Strict):
     unstated: tuple[str, ...]
     direction: Literal["negate", "add"] = "negate"
     figure: str | None = None
+    spread: bool = False
 
     def parts(self, scale: Scale) -> list[Part]:
         """The runs of one trial."""

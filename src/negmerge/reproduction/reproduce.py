@@ -37,6 +37,7 @@ from negmerge.reproduction.experiments import (
     published,
     unstated,
 )
+from negmerge.reproduction.spread import alone_and_merged, drawn
 from negmerge.rundir import Run
 from negmerge.scenario import identity
 from negmerge.terminal import plain
@@ -134,6 +135,7 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     found: list[tuple[int, dict[str, Any], list[Row]]] = []
     pages: list[Path] = []
+    scored: list[tuple[str, dict[str, Any]]] = []
     for number, part, recipe in trials:
         own = folder / name_of(part.recipe, recipe)
         others = sorted(path for path in folder.iterdir() if path.is_dir() and path != own)
@@ -141,6 +143,7 @@ def reproduce(
         if not done.reported:
             report(done, progress)
         pages.append(done.page)
+        scored.append((recipe.data.name, done.scores))
         rows = measured_rows(done.scores, recipe, part, wanted.direction)
         found.append((number, part.where, rows))
     lines = compare(printed, found)
@@ -156,8 +159,11 @@ def reproduce(
     if absent:
         notes.append(f"Not measured here: {absent} of the {len(lines)} rows.")
     notes += left_open
-    made = Reproduction(table, scale, printed["caption"], frame(lines), notes, pages, folder)
+    rows = alone_and_merged(scored) if wanted.spread else frame(lines)
+    made = Reproduction(table, scale, printed["caption"], rows, notes, pages, folder)
     write_tables(made)
+    if wanted.spread:
+        write_file(folder / f"{table}.svg", drawn(rows).encode())
     return made
 
 

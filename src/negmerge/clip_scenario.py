@@ -95,7 +95,7 @@ class ClipScenario:
         """A data set as the model is shown it."""
         given, source = data.given(), self.source
         as_trained = {"size": source.size, "channels": 3, "mean": source.mean, "std": source.std}
-        for field in as_trained.keys() & given.keys():
+        for field in sorted(as_trained.keys() & given.keys()):
             where = "data" if data is self.recipe.data else "clip.control"
             raise OptionError(f"{where}.{field}: a CLIP says itself what it is shown; leave it out")
         as_trained |= {"fit": source.fit, "interpolation": source.interpolation}

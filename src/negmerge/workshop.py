@@ -67,11 +67,16 @@ class Workshop:
         work: Work = run_job,
         of: int | None = None,
     ) -> None:
-        """Train what is not done; each is handed to `then` as it is done.
+        """Train what is not done, here or by another run; each is handed to `then` as it is done.
 
         of: how many the stage has in all, if some are not among `jobs` any more.
         """
-        todo = [job for job in jobs if not job.done() and not self.borrowed(job)]
+        todo: list[Job] = []
+        for job in (job for job in jobs if not job.done()):
+            if self.borrowed(job):
+                then(job)
+            else:
+                todo.append(job)
         if todo:
             total = sum(job.samples(self.problem) for job in todo if job.steps)
             self.progress.stage(title, total, "samples")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from negmerge.progress import Quiet
 from negmerge.recipe import load_recipe
 from negmerge.rundir import Run
 from negmerge.scenario import Scenario
+from negmerge.task_vector import TaskVector
 from running import negmerge
 
 RECIPE = """
@@ -109,10 +111,10 @@ class Apart(InProcess):
         return super().map(work, items, advance, of)
 
 
-def run_here(place: Path, out: str, *changes: str) -> Path:
+def run_here(place: Path, out: str, *changes: str, lenders: Sequence[Path] = ()) -> Path:
     """The same in this process."""
     recipe = load_recipe(place / "r.yaml", changes)
-    folder, scenario = Run(place / out), Scenario(recipe)
+    folder, scenario = Run(place / out, lenders), Scenario(recipe)
     with folder.working():
         Pipeline(recipe, folder, scenario, Apart(scenario), Quiet()).run()
     assert Run(place / out).verify()
@@ -129,6 +131,19 @@ def test_run_again_reuses_all_and_lists_only_its_own(place: Path, monkeypatch):
     assert made == {p: p.stat().st_mtime_ns for p in place.glob("run/rivals/*/*")}
     files = json.loads((run / "manifest.json").read_text())["files"]
     assert {n.split("/")[1] for n in files if n.startswith("rivals/")} == {"gradient_ascent"}
+
+
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_what_another_run_has_trained_is_taken_over(keep: str, place: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+    monkeypatch.setattr("negmerge.pool.train", None)  # nothing may be trained
+    changes = ["methods=[consensus]", f"pool.keep={keep}"]
+    run = run_here(place, f"borrower-{keep}", *changes, lenders=[place / "empty", place / "run"])
+    assert TaskVector.load(run / "patches/consensus.safetensors").origin.n == 2
+    theirs = json.loads((place / "run/scores.json").read_text())["methods"][0]
+    ours = json.loads((run / "scores.json").read_text())["methods"][0]
+    assert ours["acc_forget"] == theirs["acc_forget"]
+    assert len(list(run.glob("pool/*/*.safetensors"))) == (2 if keep == "true" else 0)
 
 
 def test_rivals_alone_need_no_pool_and_the_first_makes_the_model(place: Path, monkeypatch):

@@ -88,20 +88,6 @@ class Ray:
         return [self.rows[scale] for scale in sorted(self.rows)]
 
 
-def sweep(
-    model: nn.Module,
-    tau: TaskVector,
-    scales: Sequence[float],
-    feeds: Mapping[str, Feed],
-    *,
-    partial: Path | None = None,
-    advance: Callable[[int], None] = lambda count: None,
-) -> list[Row]:
-    """Measure θ − λτ for every λ; the arguments are those of `Ray`."""
-    ray = Ray(model, tau, feeds, partial, advance)
-    return [ray.at(scale) for scale in scales]
-
-
 def search_scale(
     model: nn.Module,
     tau: TaskVector,

@@ -21,7 +21,7 @@ from negmerge.models.clip import ClipClassifier, freeze_parts
 from negmerge.models.linearized import LinearizedClassifier
 from negmerge.models.weights import save_model
 from negmerge.recipe import Search
-from negmerge.search import row_of, search_scale, sweep
+from negmerge.search import Ray, row_of, search_scale
 from negmerge.training import train
 
 IMAGES = 60
@@ -135,7 +135,8 @@ def test_a_sweep_is_one_pass_and_agrees_with_the_slow_way(problem):
     counting = Counting(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scales = tuple(k / 5 for k in range(21))
-    rows = sweep(model, tau, scales, feeds)
+    ray = Ray(model, tau, feeds)
+    rows = [ray.at(scale) for scale in scales]
     assert counting.images == 2 * IMAGES  # each image once, for 21 λ
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     slow = []

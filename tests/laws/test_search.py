@@ -20,7 +20,7 @@ from negmerge.errors import NegMergeError, ValueRangeError
 from negmerge.evaluation.predictions import predict
 from negmerge.evaluation.scores import METRICS, accuracy, avg_gap, interval, score
 from negmerge.models.weights import load_model, save_model
-from negmerge.search import read_rows, sweep, write_rows
+from negmerge.search import Ray, read_rows, write_rows
 
 percent = st.floats(0, 100)
 rows_of = st.lists(
@@ -90,6 +90,11 @@ def test_intervals_are_wilsons(counts):
 
 
 # ------------------------------------------------------------------------------------------- sweeps
+
+
+def sweep(model, tau, scales, feeds, **options):
+    ray = Ray(model, tau, feeds, **options)
+    return [ray.at(scale) for scale in scales]
 
 
 def make_problem(tmp_path: Path):

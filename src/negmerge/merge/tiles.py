@@ -64,10 +64,10 @@ class TileReader:
     tile: elements of a tile, a multiple of 4096.
     """
 
-    def __init__(self, inputs: Inputs, memory: int | None = None) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         n = len(inputs.models)
-        room = (memory or TILES) // (n * 8) // 4096 * 4096
+        room = TILES // (n * 8) // 4096 * 4096
         self.tile = max(4096, min(1 << 16, room))
         self._buffer = aligned(n * self.tile * 8)
         self.wide = np.empty((0, 0), np.float32)

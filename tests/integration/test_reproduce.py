@@ -196,3 +196,6 @@ def test_all_data_is_looked_for_before_the_first_run(place: Path, tmp_path: Path
     with pytest.raises(NegMergeError, match="mnist"):
         reproduce("B1", "desk", tmp_path / "out", changes)
     assert not (tmp_path / "out").exists()
+    (few / "fashion_mnist").unlink()
+    with pytest.raises(NegMergeError, match=r"fashion_mnist.*; .*mnist"):  # all that is missing
+        reproduce("B1", "desk", tmp_path / "out", changes)

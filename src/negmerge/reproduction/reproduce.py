@@ -13,7 +13,7 @@ import pandas as pd
 
 from negmerge.checking import check_methods
 from negmerge.clip_scenario import make_problem
-from negmerge.errors import OptionError, printable
+from negmerge.errors import NegMergeError, OptionError, printable
 from negmerge.files import told_plainly, write_file
 from negmerge.pipeline import run
 from negmerge.progress import Progress, Quiet
@@ -128,8 +128,14 @@ def reproduce(
         for number, part in enumerate(wanted.parts(scale))
         for seed in (wanted.trials(scale) if seeds is None else seeds)
     ]
-    for _, part, recipe in trials:  # before hours of work
-        check(table, part, recipe, folder, progress)
+    missing: dict[str, NegMergeError] = {}
+    for _, part, recipe in trials:  # before hours of work, and all of it at once
+        try:
+            check(table, part, recipe, folder, progress)
+        except NegMergeError as error:
+            missing[str(error)] = error
+    if missing:
+        raise type(next(iter(missing.values())))("; ".join(missing))
     left_open = unstated(table, scale, changes)
     with told_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,9 @@ from negmerge.data.splits import balanced, held_out_of
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
 from negmerge.models.classifiers import channels_last
 from negmerge.models.clip import ClipClassifier, count_frozen, freeze_parts, reader
+from negmerge.models.heads import ready_head, zero_shot_head
 from negmerge.models.linearized import LinearizedClassifier
-from negmerge.models.pretrained import ClipSource, ready_head, zero_shot_head
+from negmerge.models.pretrained import ClipSource
 from negmerge.models.prompts import PLAIN, prompts_of
 from negmerge.models.weights import load_model, load_tensors, save_tensors
 from negmerge.progress import Progress, Quiet

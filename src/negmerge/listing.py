@@ -121,14 +121,14 @@ def tables() -> Table:
             "summary": published()[name]["caption"],
             "needs": f"{data}; {takes['hours']:,.0f} GPU-hours, {takes['memory']:.0f} GB of GPU "
             f"memory, {takes['disk']:,.0f} GB of disk\nruns: {runs} ({recipes})",
-            "on_a_desk": f"{desk_data}; {entry.stands_in}\n({desk_recipes})",
+            "on_a_desk": f"{desk_data}; {entry.smaller()}\n({desk_recipes})",
             "recipes": recipes,
             "runs": runs,
             "data": data,
             **takes,
             "desk_recipes": desk_recipes,
             "desk_data": desk_data,
-            "stands_in": entry.stands_in,
+            "stands_in": entry.smaller(),
         }
     return found
 

@@ -12,7 +12,8 @@ import torch
 from clips import CONFIG, make_clip, random_clip
 from negmerge.errors import NegMergeError
 from negmerge.models.clip import ClipClassifier, freeze_parts
-from negmerge.models.pretrained import ClipSource, zero_shot_head
+from negmerge.models.heads import zero_shot_head
+from negmerge.models.pretrained import ClipSource
 from negmerge.models.prompts import PLAIN, open_clip, prompts_of
 from negmerge.models.weights import load_tensors, save_tensors
 from negmerge.recipe import load_recipe, shipped

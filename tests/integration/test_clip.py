@@ -381,7 +381,7 @@ WEIGHTS, HEADS = "open_clip_model.safetensors", "class_embeddings.safetensors"
     ("harm", "message"),
     [
         (config_without("model_cfg", "text_cfg"), "text_cfg: wanted a mapping"),
-        (config_without("model_cfg", "vision_cfg", "image_size"), "with image_size"),
+        (config_without("model_cfg", "vision_cfg", "image_size"), "image_size: got None"),
         (config_with([16, 16, 3], "model_cfg", "vision_cfg", "image_size"), "wanted one or two"),
         (config_with(0.5, "preprocess_cfg", "mean"), "preprocess_cfg.mean: got 0.5"),
         (config_with(["a"] * 3, "preprocess_cfg", "mean"), "wanted three numbers"),

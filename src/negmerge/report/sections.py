@@ -79,8 +79,9 @@ def all_methods(given: Material) -> Section:
         "Every method beside the original and, where there is one, the model retrained without "
         "the forget set. “Data” is what a method may see; ± is half of the 95 % interval."
     )
-    if any(row.get("direction") == "add" for row in given.scores["methods"]):
-        text += " Vectors called “-added” were added, to learn the set instead of forgetting it."
+    added = [row["method"] for row in given.scores["methods"] if row.get("direction") == "add"]
+    if added:
+        text += f" Added, to learn the set instead of forgetting it: {', '.join(added)}."
     table, lines = Table("scores", "Scores of all methods", given.frame), notes(given.scores)
     return Section("scores", "All methods", text, table=table, open=True, notes=lines)
 

@@ -137,8 +137,9 @@ def facts(recipe: Recipe) -> dict[str, Any]:
 class Experiment(Strict):
     """How a table or a figure is made.
 
-    seeds: trials at the paper's scale; on a desk there is one. stands_in: what is smaller there.
-    direction: `add` if task vectors are added. figure: what a figure shows; it is on the pages.
+    seeds: trials at the paper's scale; on a desk there is one. stands_in: what is smaller there,
+    with fields in braces (`smaller` fills them). direction: `add` if task vectors are added.
+    figure: what a figure shows; it is on the pages.
     spread: whether a figure has all data sets in one drawing.
     """
 
@@ -168,6 +169,14 @@ class Experiment(Strict):
             found.add(recipe.data.name if changes else part.set.get("data.name", recipe.data.name))
             found |= set() if recipe.clip is None else {recipe.clip.control.name}
         return sorted(found)
+
+    def smaller(self, changes: Sequence[str] = ()) -> str:
+        """What stands in for the paper's networks and data on a desk.
+
+        >>> experiments()["T2"].smaller()
+        'a ResNet of 78 k weights on 11,200 images of CIFAR-10, a pool of 9'
+        """
+        return self.stands_in.format(**facts(self.parts("desk")[0].load(changes=changes)))
 
     def trials(self, scale: Scale) -> range:
         """The seeds."""

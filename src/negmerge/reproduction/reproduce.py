@@ -33,7 +33,6 @@ from negmerge.reproduction.experiments import (
     Part,
     Scale,
     experiment,
-    facts,
     published,
     unstated,
 )
@@ -155,8 +154,9 @@ def reproduce(
     lines = compare(printed, found)
     notes = [f"{runs(len(found))}."]
     if scale == "desk":
-        smaller = wanted.stands_in.format(**facts(trials[0][2]))
-        notes.append(f"On a desk: {smaller}. Differences to the paper are expected.")
+        notes.append(
+            f"On a desk: {wanted.smaller(changes)}. Differences to the paper are expected."
+        )
     ranking = agreement(lines)
     if ranking is not None:
         by, tau, count = ranking

@@ -1,17 +1,25 @@
-"""Processes that fill the cache of compiled code together never get each other's code."""
+"""Compiled code is known by what it computes, and proves it before it is used."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from pathlib import Path
+from types import FunctionType
 
+import numpy as np
 import pytest
+from numba import config
 from numba.core.dispatcher import Dispatcher
 
-from negmerge import compiled
-from negmerge.jit import CacheFile
+from negmerge import NegMergeError, compiled, jit
+from negmerge.jit import CacheFile, ProvenCache, ProvenCompiler, identity, twin
 from negmerge.merge import kernels, loop, trim
+from negmerge.merge.compute import loop_for
 from negmerge.merge.rules import make_rule, rules
 
 KEYS = [("float32", "min"), ("float32", "max"), ("float64", "max")]
@@ -53,14 +61,151 @@ def test_code_of_an_older_source_is_not_loaded(tmp_path: Path):
     assert process(tmp_path).load(KEYS[0]) is None
 
 
-def test_all_compiled_code_is_kept_so():
+def dispatchers() -> list[Dispatcher]:
+    """All compiled code of the package."""
     found = [
         value
         for module in (compiled, kernels, loop, trim)
         for value in vars(module).values()
         if isinstance(value, Dispatcher)
     ]
-    found += [loop.segment_kernel(*make_rule(name).streamed(), True) for name in rules]
-    assert len(found) > 8
-    for dispatcher in found:
+    return found + [loop_for(make_rule(name), packs) for name in rules for packs in (True, False)]
+
+
+def test_all_compiled_code_proves_itself():
+    assert len(dispatchers()) > 8
+    for dispatcher in dispatchers():
+        assert type(dispatcher._compiler) is ProvenCompiler, dispatcher
+        assert type(dispatcher._cache) is ProvenCache, dispatcher
         assert type(dispatcher._cache._cache_file) is CacheFile, dispatcher
+
+
+def test_no_two_pieces_of_code_have_one_name():
+    names = [dispatcher.py_func.__qualname__ for dispatcher in dispatchers()]
+    assert len(set(names)) == len(names)
+
+
+def test_symbols_of_two_processes_differ():
+    code = "import negmerge.jit as j; print(next(j.FunctionIdentity._unique_ids))"
+    run = partial(subprocess.check_output, [sys.executable, "-c", code])
+    assert abs(int(run()) - int(run())) > 1 << 32
+
+
+# ---------------------------------------------------------------------------------------- identity
+
+
+def scaled(k: float) -> Callable[[float], float]:
+    return lambda x: k * x
+
+
+def made(source: str) -> Callable[..., float]:
+    """A function as a prompt makes it: a name that may stand for another function later."""
+    space: dict = {"np": np, "scaled": scaled(2.0)}
+    exec(source, space)  # noqa: S102
+    return space["finish"]
+
+
+SOURCES = [
+    "def finish(x): return x",
+    "def finish(x): return x + 1",
+    "def finish(x): return x + 2",
+    "def finish(x, y): return x + 1",
+    "def finish(x, k=1): return x + k",
+    "def finish(x, k=2): return x + k",
+    "K = 1\ndef finish(x): return x + K",
+    "K = 2\ndef finish(x): return x + K",
+    "K = np.array([1.0])\ndef finish(x): return x + K[0]",
+    "K = np.array([2.0])\ndef finish(x): return x + K[0]",
+    "def helper(x): return x\ndef finish(x): return helper(x)",
+    "def helper(x): return -x\ndef finish(x): return helper(x)",
+    "def finish(x): return scaled(x)",
+    "def finish(x): return (lambda y: y + 1)(x)",
+    "def finish(x): return (lambda y: y + 2)(x)",
+    "def finish(x): return np.sin(x)",
+    "def finish(x): return np.cos(x)",
+]
+
+
+def test_another_source_is_another_identity():
+    found = [identity(made(source)) for source in SOURCES]
+    found += [identity(scaled(2.0)), identity(scaled(3.0)), identity(made(SOURCES[0]), "fast")]
+    assert len(set(found)) == len(found)
+
+
+def test_the_same_source_is_the_same_identity_in_every_process():
+    code = "import sys; sys.path[:0] = [{!r}, {!r}]; from test_jit import *; print({})"
+    names = (
+        "*(identity(made(s)) for s in SOURCES), *(d.py_func.__qualname__ for d in dispatchers())"
+    )
+    here = Path(__file__)
+    text = code.format(str(here.parent), str(here.parents[1]), names)
+    found = [
+        subprocess.check_output([sys.executable, "-c", text], text=True).split() for _ in range(2)
+    ]
+    assert found[0] == found[1]
+
+
+# ------------------------------------------------------------------------------------------- proof
+
+
+def doubled(values: np.ndarray) -> float:
+    for i in range(len(values)):
+        values[i] *= 2
+    return values[0]
+
+
+def examples(dtypes: list) -> list[tuple[np.ndarray]]:
+    return [(np.arange(1, 5, dtype=dtypes[0]),)]
+
+
+def wrong_return(values: np.ndarray) -> float:
+    values *= 2
+    return -1.0
+
+
+def wrong_array(values: np.ndarray) -> float:
+    values *= 2
+    values[-1] = 7
+    return values[0]
+
+
+@pytest.mark.parametrize("plain", [wrong_return, wrong_array])
+def test_code_that_fails_its_proof_is_never_called(plain: Callable[..., float]):
+    quick = jit.compiled(twin(plain, examples))(copied(doubled))
+    values = np.ones(3)
+    with pytest.raises(NegMergeError, match=r"doubled.*wrong code on this machine"):
+        quick(values)
+    assert values.tolist() == [1, 1, 1]
+
+
+def copied(function: Callable[..., float]) -> Callable[..., float]:
+    return FunctionType(function.__code__, function.__globals__, function.__name__)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_damaged_file_of_the_cache_is_replaced(damage: str, ending: str, tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    proof = twin(copied(doubled), examples)
+    jit.compiled(proof)(copied(doubled))(np.ones(3))
+    (path,) = tmp_path.rglob(f"*.{ending}")
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[:40], "empty": b"", "other": b"negmerge"}[damage])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert jit.compiled(proof)(copied(doubled))(np.full(3, 4.0)) == 8
+    assert ending == "nbi" or "compiled again and replaced" in str(told[0].message)
+    quick = jit.compiled(proof)(copied(doubled))
+    assert quick(np.ones(3)) == 2
+    assert sum(quick.stats.cache_hits.values()) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    quick = jit.compiled(twin(copied(doubled), examples))(copied(doubled))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(quick._cache._cache_file, "_save_data", full)
+    assert quick(np.ones(3)) == 2

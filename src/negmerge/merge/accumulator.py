@@ -7,8 +7,7 @@ and their fingerprints. It is saved whole or not at all, so a member is counted 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from negmerge.header import build_header
 from negmerge.merge import kernels
 from negmerge.merge.inputs import Buffers, Inputs, PathLike, open_model
 from negmerge.merge.rules import Rule, make_rule, rules
+from negmerge.merge.statistics import NUMPY, STATISTICS
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
 from negmerge.merge.trim import Thresholds, find_thresholds
 from negmerge.parallel import available_workers, ordered
@@ -33,36 +33,6 @@ from negmerge.task_vector import TaskVector
 
 FORMAT = "negmerge-accumulator/1"
 Array = NDArray[Any]
-
-
-def _nearer(one: Array, two: Array) -> Array:
-    closer = (abs(two) < abs(one)) | ((two == -one) & (two > 0))
-    return np.where(closer, two, one)
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """How one statistic starts, what a member gives to it, and how two of them join."""
-
-    dtype: str
-    start: float
-    of: Callable[[Array, float], Array]
-    join: Callable[[Array, Array], Array]
-
-
-STATISTICS = {
-    "total": Statistic("F64", 0, lambda d, _: d, np.add),
-    "positive": Statistic("I16", 0, lambda d, _: d > 0, np.add),
-    "negative": Statistic("I16", 0, lambda d, _: d < 0, np.add),
-    "low": Statistic("F64", np.inf, lambda d, _: d, np.minimum),
-    "high": Statistic("F64", -np.inf, lambda d, _: d, np.maximum),
-    "nearest": Statistic("F64", np.inf, lambda d, _: d, _nearer),
-    "gain": Statistic("F64", 0, lambda d, t: d * ((d >= t) & (d > 0)), np.add),
-    "loss": Statistic("F64", 0, lambda d, t: d * ((-d >= t) & (d < 0)), np.add),
-    "gains": Statistic("I16", 0, lambda d, t: (d >= t) & (d > 0), np.add),
-    "losses": Statistic("I16", 0, lambda d, t: (-d >= t) & (d < 0), np.add),
-}
-_NUMPY = {"F64": np.float64, "I16": np.int16}
 
 
 class Accumulator:
@@ -107,7 +77,7 @@ class Accumulator:
                 self._shapes[info.name] = info.shape
                 self._dtypes[info.name] = "F64" if info.dtype == "F64" else "F32"
                 self._state[info.name] = {
-                    s: np.full(info.elements, STATISTICS[s].start, _NUMPY[STATISTICS[s].dtype])
+                    s: np.full(info.elements, STATISTICS[s].start, NUMPY[STATISTICS[s].dtype])
                     for s in names
                 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ from negmerge.dtypes import Bytes
 from negmerge.errors import OptionError
 from negmerge.fingerprint import KEYS
 from negmerge.merge import kernels, loop
+from negmerge.merge.proof import proof_of
 from negmerge.merge.rules import Constants, Rule
 from negmerge.merge.tiles import Segment, TileReader, in_blocks
 
@@ -50,14 +53,30 @@ class Compute(Protocol):
         ...
 
 
+_LOOPS: dict[tuple[Any, ...], Callable[..., int]] = {}
+_TURN = Lock()
+
+
+def loop_for(rule: Rule, packs: bool) -> Callable[..., int]:
+    """The compiled loop of a rule, one for all workers; it is compiled when it is called.
+
+    packs: whether only the values that are not zero are kept, with a mask.
+    """
+    parts = (*rule.streamed(), packs)
+    with _TURN:
+        if parts not in _LOOPS:
+            _LOOPS[parts] = loop.segment_kernel(*parts, proof_of(rule, packs))
+        return _LOOPS[parts]
+
+
 class CpuCompute:
     """The fused loop of `loop.py`."""
 
     def __init__(self, rule: Rule) -> None:
-        self.parts = rule.streamed()
-        self.state = kernels.new_state(self.parts[0])
-        finished = self.parts[1] is None
-        self.values = self.state[0] if finished else np.empty(kernels.STRIP)
+        fold, finish = rule.streamed()
+        self.state = kernels.new_state(fold)
+        self.values = self.state[0] if finish is None else np.empty(kernels.STRIP)
+        self.loops = {packs: loop_for(rule, packs) for packs in (True, False)}
         self.flags = np.empty(kernels.STRIP, np.uint8)
         self.ballot = np.zeros(2, np.int64)
 
@@ -97,8 +116,7 @@ class CpuCompute:
     ) -> int:
         at = part.start - task.segment.start
         packs = task.mask.size > 0
-        kernel = loop.segment_kernel(*self.parts, packs)
-        return kernel(
+        return self.loops[packs](
             *places,
             raw,
             words,

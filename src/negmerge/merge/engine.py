@@ -20,7 +20,7 @@ from negmerge.errors import MismatchError, ValueRangeError, shown
 from negmerge.files import atomic
 from negmerge.fingerprint import digest_of, fingerprint, tensor_checksum
 from negmerge.header import TensorInfo
-from negmerge.merge import kernels, loop
+from negmerge.merge import kernels
 from negmerge.merge.assemble import NOTHING, Assembly, Piece
 from negmerge.merge.compute import Compute, Task, check_device, make_compute
 from negmerge.merge.inputs import Buffers, Inputs, PathLike, check_identical, refuse_overwriting
@@ -135,9 +135,6 @@ class Merge:
         self.budget, self.device, self.progress = budget, device, progress
         self.workers = budget.workers(available_workers(workers))
         self.allow_duplicates = False
-        # Made here so that the workers share one compiled kernel instead of compiling one each.
-        for packs in (True, False):
-            loop.segment_kernel(*rule.streamed(), packs)
         self.n = len(inputs.members)
         self.elements = sum(info.elements for info in inputs.merged)
         self.majority = 1.0

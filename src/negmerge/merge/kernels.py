@@ -13,7 +13,7 @@ stores, with a harmless row in place of members that are not there.
 # Most of this is compiled by numba, whose types the strict checker does not know.
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from numba import types
 from numba.extending import intrinsic, register_jitable
 from numpy.typing import NDArray
 
-from negmerge.jit import compiled
+from negmerge.jit import compiled, twin
 
 STRIP = 2048
 Array = NDArray[Any]
@@ -338,7 +338,19 @@ def new_state(fold: Fold) -> State:
     return tuple(np.zeros(STRIP, "i4" if name in COUNTS else "f8") for name in STATISTICS[fold])
 
 
-@compiled()
+def _count_dissent(rows: Array, count: int, counts: Array) -> None:
+    """`count_dissent` in numpy."""
+    for votes in (rows[1:, :count] > rows[0, :count], rows[1:, :count] < rows[0, :count]):
+        alone = votes.sum(0) == len(votes) - 1
+        counts += (alone & ~votes).sum(1)
+
+
+def _members(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    rng = np.random.default_rng(0)
+    yield rng.integers(0, 4, (5, 300)).astype(dtypes[0]), 290, np.arange(4)
+
+
+@compiled(twin(_count_dissent, _members))
 def count_dissent(rows: Array, count: int, counts: Array) -> None:
     """Add, for each member, the elements where it alone keeps the others from agreeing."""
     n = rows.shape[0] - 1

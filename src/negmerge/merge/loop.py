@@ -9,17 +9,18 @@ function, so that a run compiles only what its rule needs.
 # Most of this is compiled by numba, whose types the strict checker does not know.
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
+import os
+from collections.abc import Callable, Iterator, Sequence
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 from numba import types
 from numba.extending import overload, register_jitable
 
-from negmerge.jit import compiled
+from negmerge import fingerprint
+from negmerge.dtypes import widen as widened
+from negmerge.jit import Proof, compiled, twin
 from negmerge.merge.kernels import STRIP, Array, Fold, State, bits_of, lowest_bit
 
 NOT_FINITE, NOT_READ = -1, -2
@@ -50,7 +51,23 @@ def _element(state: Any, i: Any) -> Callable[..., Any]:
     return picks[len(state)]
 
 
-@compiled()
+def _widen(raw: Array, half: int, count: int, rows: Array) -> None:
+    """`widen` in numpy."""
+    size = rows[:, :count].size * 2
+    values = widened(raw.reshape(-1)[:size], "BF16" if half == BFLOAT16 else "F16")
+    rows[:, :count] = values.reshape(rows.shape[0], -1)
+
+
+def _halves(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    # All numbers of 16 bits but NaN, whose bits numpy does not promise to keep.
+    every = np.arange(1 << 16, dtype=np.uint16)
+    for half, exponent in ((BFLOAT16, 0x7F80), (FLOAT16, 0x7C00)):
+        words = every[(every & 0x7FFF) <= exponent]
+        raw = words[: words.size // 2 * 2].view(np.uint8).reshape(2, -1)
+        yield raw, half, raw.shape[1] // 2, np.zeros((2, raw.shape[1] // 2), np.float32)
+
+
+@compiled(twin(_widen, _halves))
 def widen(raw: Array, half: int, count: int, rows: Array) -> None:
     """Widen 16-bit floats to float32, exactly; half: BFLOAT16 or FLOAT16."""
     halves, bits = raw.view(np.uint16), rows.view(np.uint32)
@@ -70,7 +87,21 @@ def widen(raw: Array, half: int, count: int, rows: Array) -> None:
             bits[k, i] |= special | ((word & np.uint32(0x8000)) << np.uint32(16))
 
 
-@compiled()
+def _add_checksums(
+    words: Array, first: int, last: int, number: int, keys: Array, sums: Array
+) -> None:
+    """`add_checksums` in numpy."""
+    for k, row in enumerate(words):
+        found = fingerprint.checksum(row[first:last].reshape(-1), number, keys)
+        sums[k : k + 1] += np.array([found], np.uint64)
+
+
+def _blocks(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    words = np.random.default_rng(0).integers(0, 2**64, (2, 5, 512), np.uint64)
+    yield words, 1, 4, 7, fingerprint.KEYS, np.array([3, 2**64 - 1], np.uint64)
+
+
+@compiled(twin(_add_checksums, _blocks))
 def add_checksums(
     words: Array, first: int, last: int, number: int, keys: Array, sums: Array
 ) -> None:
@@ -97,7 +128,30 @@ _pread = types.ExternalFunction(
 )
 
 
-@compiled()
+def _read_rows(
+    descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
+) -> int:
+    """`read_rows` with Python's own `pread`."""
+    for k, row in enumerate(raw):
+        found = os.pread(descriptors[k], count, offsets[k] + start)
+        row[: len(found)] = np.frombuffer(found, np.uint8)
+        if len(found) != count:
+            return k
+        row[count:end] = 0
+    return len(raw)
+
+
+def _files(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    with TemporaryFile() as file:
+        file.write(bytes(range(256)))
+        file.flush()
+        descriptors = np.full(3, file.fileno(), np.int32)
+        raw = np.full((3, 64), 255, np.uint8)
+        yield descriptors, np.array([0, 30, 9]), 5, 40, 48, raw
+        yield descriptors, np.array([0, 30, 9]), 200, 40, 48, raw  # the second row is cut off
+
+
+@compiled(twin(_read_rows, _files))
 def read_rows(
     descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
 ) -> int:
@@ -197,29 +251,16 @@ def _conclusion(finish: Callable[..., Any] | None, packs: bool) -> Callable[...,
     return conclude
 
 
-def _stamp(function: Callable[..., Any]) -> int:
-    """A number for all that a function's file says now, or for its own code if there is no file."""
-    code = function.__code__
-    try:
-        said = Path(code.co_filename).read_bytes()
-    except OSError:
-        said = code.co_code + repr((code.co_consts, code.co_names)).encode()
-    return zlib.crc32(said)
-
-
-@cache
 def segment_kernel(
-    fold: Fold, finish: Callable[..., Any] | None, packs: bool
+    fold: Fold, finish: Callable[..., Any] | None, packs: bool, proof: Proof
 ) -> Callable[..., int]:
     """The loop for a fold, a finish (None: the fold's statistic is the value) and a way to emit.
 
-    It is cached on disk by the contents of this closure. numba would not notice an edited fold or
-    `finish` in another file, so a stamp of those files is part of them.
+    proof: what shows that the compiled loop computes that.
     """
     conclude, emit = _conclusion(finish, packs), pack if packs else settle
-    stamp = _stamp(fold) ^ (0 if finish is None else _stamp(finish))
 
-    @compiled(error_model="numpy")
+    @compiled(proof, error_model="numpy")
     def kernel(
         descriptors: Array,
         offsets: Array,
@@ -250,7 +291,6 @@ def segment_kernel(
         nonzero: how many values were kept before. Returns how many are kept now, NOT_FINITE, or
         NOT_READ.
         """
-        nonzero += stamp * 0
         width = rows.itemsize
         tile = rows.shape[1] * STRIP
         for begin in range(start, stop, tile):

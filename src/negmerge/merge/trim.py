@@ -8,7 +8,7 @@ for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.header import TensorInfo
-from negmerge.jit import compiled
+from negmerge.jit import compiled, twin
 from negmerge.merge.inputs import Inputs
 from negmerge.merge.kernels import STRIP
 from negmerge.merge.rules import Constants, Rule
@@ -207,7 +207,30 @@ class Search:
                 )
 
 
-@compiled(error_model="numpy")
+def _magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) -> None:
+    """`magnitudes` in numpy."""
+    deltas = rows[1:, start : start + len(out)].astype(np.float64) - rows[0, start:][: len(out)]
+    out[:] = abs(_total(deltas) / len(deltas) if mean else deltas[g])
+
+
+def _total(deltas: Floats) -> Floats:
+    total = np.zeros(deltas.shape[1])
+    for delta in deltas:  # one after the other: numpy's own sum would choose another order
+        total += delta
+    return total
+
+
+def _rows(dtypes: Sequence[Any]) -> NDArray[Any]:
+    return np.random.default_rng(0).standard_normal((4, STRIP + 300)).astype(dtypes[0])
+
+
+def _members(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    rows = _rows(dtypes)
+    yield rows, False, 2, 100, np.zeros(1000)
+    yield rows, True, 0, 100, np.zeros(1000)
+
+
+@compiled(twin(_magnitudes, _members), error_model="numpy")
 def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) -> None:
     """|θₖ − θ₀| of member g, counted from 0, or |mean of all of them|, from `start` on."""
     size = out.shape[0]
@@ -227,7 +250,45 @@ def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) 
         out[i] = abs(out[i] / n)
 
 
-@compiled()
+def _gather(
+    rows: NDArray[Any],
+    mean: bool,
+    size: int,
+    low: Floats,
+    high: Floats,
+    above: NDArray[np.int64],
+    inside: Floats,
+    sizes: NDArray[np.int64],
+) -> None:
+    """`gather` in numpy."""
+    values = np.empty(size)
+    for g, row in enumerate(inside):
+        _magnitudes(rows, mean, g, 0, values)
+        above[g] += np.count_nonzero(values > high[g])
+        kept = values[(values >= low[g]) & (values <= high[g])]
+        sizes[g] = kept.size
+        row[: kept.size] = kept
+
+
+def _proves_gather(code: Callable[..., Any], dtypes: Sequence[Any]) -> bool:
+    rows = _rows(dtypes)
+    for mean, width in ((False, 3), (True, 1)):
+        size = rows.shape[1]
+        results: list[Any] = []
+        for form in (code, _gather):
+            above, inside = np.zeros(width, np.int64), np.zeros((width, size + 1))
+            sizes = np.zeros(width, np.int64)
+            low, high = np.full(width, 0.5), np.full(width, 1.0)
+            form(rows, mean, size, low, high, above, inside, sizes)
+            # What lies beyond the sizes is room to write in.
+            kept = [inside[g, : sizes[g]].tobytes() for g in range(width)]
+            results.append((above.tolist(), sizes.tolist(), kept))
+        if results[0] != results[1]:
+            return False
+    return True
+
+
+@compiled(_proves_gather)
 def gather(
     rows: NDArray[Any],
     mean: bool,
@@ -260,7 +321,26 @@ def gather(
         sizes[g] = at
 
 
-@compiled()
+def _count_digits(
+    bits: NDArray[np.uint64], prefix: np.uint64, shift: np.uint64, counts: NDArray[np.int64]
+) -> None:
+    """`count_digits` in numpy."""
+    kept = bits[bits <= np.uint64(0x7FF0000000000000)]
+    if shift < 48:
+        kept = kept[kept >> np.uint64(shift + 16) == prefix]
+    digits = (kept >> np.uint64(shift)) & np.uint64(0xFFFF)
+    counts += np.bincount(digits.astype(np.int64), minlength=1 << 16)
+
+
+def _digits(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    values = abs(np.random.default_rng(0).standard_normal(500))
+    bits = np.append(values, [0.0, 5e-324, np.inf, np.nan]).view(np.uint64)
+    counts = np.zeros(1 << 16, np.int64)
+    yield bits, np.uint64(0), np.uint64(48), counts
+    yield bits, bits[0] >> np.uint64(48), np.uint64(32), counts
+
+
+@compiled(twin(_count_digits, _digits))
 def count_digits(
     bits: NDArray[np.uint64], prefix: np.uint64, shift: np.uint64, counts: NDArray[np.int64]
 ) -> None:

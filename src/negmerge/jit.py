@@ -229,9 +229,10 @@ class ProvenCompiler(_FunctionCompiler):
         result = super().compile(args, return_type)
         if not _proves(self.proof, result):
             raise NegMergeError(
-                f"{self.py_func.__qualname__}: the compiler gives wrong code on this machine "
-                f"(numba {numba.__version__}, llvmlite {llvmlite.__version__}, "
-                f"numpy {np.__version__}); install other versions of them, and report it"
+                f"{self.py_func.__qualname__}: the compiled code and its plain form give different "
+                f"results (numba {numba.__version__}, llvmlite {llvmlite.__version__}, numpy "
+                f"{np.__version__}); if it is a rule of your own, write its finish with operators "
+                "only (docs/extend.md), otherwise install other versions and report it"
             )
         return result
 

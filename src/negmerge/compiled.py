@@ -66,7 +66,7 @@ def _sparse(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     base, bits = _base(), np.arange(250, dtype=np.uint8)
     values = _values(int(np.bitwise_count(bits).sum()))
     yield base, bits, values, -0.45
-    yield base, bits, values * np.float32(1e38), 1e3
+    yield base, bits, values * np.float32(1e37), 1e3
 
 
 def _base() -> Singles:
@@ -115,7 +115,7 @@ def _dense(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     values = _values(2000)
     values[::3] = 0
     yield _base(), values, -0.45
-    yield _base(), values * np.float32(1e38), 1e3
+    yield _base(), values * np.float32(1e37), 1e3
 
 
 @compiled(twin(_add_dense, _dense))

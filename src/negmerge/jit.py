@@ -18,6 +18,7 @@ functions that are put together from parts (`merge/loop.py`), which numba was no
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import types
 import warnings
@@ -47,7 +48,14 @@ Proof = Callable[[Function, Sequence[Any]], bool]
 """Whether compiled code gives what it must; it also gets the dtype of each argument, None for those
 that are not arrays."""
 
-FunctionIdentity._unique_ids = count(secrets.randbits(64))
+
+def _number_symbols_anew() -> None:
+    FunctionIdentity._unique_ids = count(secrets.randbits(64))
+
+
+_number_symbols_anew()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_number_symbols_anew)
 
 
 def compiled(proof: Proof, **options: Any) -> Callable[[Function], Any]:

@@ -85,10 +85,29 @@ def test_no_two_pieces_of_code_have_one_name():
     assert len(set(names)) == len(names)
 
 
+NEXT_SYMBOL = """
+import os
+import negmerge.jit as jit
+if {forks}:
+    if os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+print(next(jit.FunctionIdentity._unique_ids), flush=True)
+os._exit(0)
+"""
+
+
 def test_symbols_of_two_processes_differ():
-    code = "import negmerge.jit as j; print(next(j.FunctionIdentity._unique_ids))"
+    code = NEXT_SYMBOL.format(forks=False)
     run = partial(subprocess.check_output, [sys.executable, "-c", code])
     assert abs(int(run()) - int(run())) > 1 << 32
+
+
+def test_symbols_of_a_forked_process_differ():
+    code = NEXT_SYMBOL.format(forks=True).replace(
+        "if True:", "print(next(jit.FunctionIdentity._unique_ids), flush=True)\nif True:"
+    )
+    parent, child = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert abs(int(parent) - int(child)) > 1 << 32
 
 
 # ---------------------------------------------------------------------------------------- identity

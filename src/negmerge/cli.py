@@ -265,6 +265,7 @@ def apply(
     json_
         Print progress and result as JSON lines.
     """
+    from negmerge.dtypes import NAMES
     from negmerge.patching import apply as run
     from negmerge.task_vector import TaskVector
 
@@ -297,10 +298,11 @@ def apply(
     )
     if done.changed < 0.99 * done.nonzero and scale:
         share = done.changed / done.nonzero
-        warn(
-            f"only {share:.1%} of the edits survive in the base's number format; "
-            "the rest round away"
-        )
+        formats = {short: name for name, short in NAMES.items()}
+        lost = ", ".join(f"{n:,} round away in {formats[f]}" for f, n in done.lost.items())
+        coarse = done.lost.keys() & {"BF16", "F16"}
+        remedy = "; --dtype float32 keeps more of them" if coarse else ""
+        warn(f"only {share:.1%} of the edits survive: {lost}{remedy}")
     if done.clamped:
         warn(f"{done.clamped} BatchNorm variances were kept from going below zero")
 

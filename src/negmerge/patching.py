@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -47,9 +47,10 @@ _BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 class Applied:
     """What an application did.
 
-    nonzero: elements the patch asks to change; changed: those whose stored bits did change, fewer
-    where the format is too coarse for the change; clamped: variances that were kept from going
-    below zero.
+    nbytes: bytes of all tensors that were written.
+    nonzero: elements the patch asks to change; changed: those whose bits in the output differ from
+    what the base alone would have there; clamped: variances that were kept from going below zero.
+    lost: for each number format of the output, how many changes were too small for it.
     """
 
     out: Path
@@ -57,6 +58,7 @@ class Applied:
     nonzero: int = 0
     changed: int = 0
     clamped: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def apply(
     base: a file or folder; it must be the one the task vector was made from.
     vector: a TaskVector or a patch file.
     out: a `.safetensors` file, or a folder, which gets the base's other files (config.json …) too.
-    dtype: `keep`, or float32, bfloat16 or float16 for all float tensors.
+    dtype: `keep`, or float64, float32, bfloat16 or float16 for all float tensors; the sum is
+        rounded once, to the format that is written.
     shard_size: bytes of a shard at most; without it a folder keeps the base's shards.
     """
     tau = vector if isinstance(vector, TaskVector) else TaskVector.load(vector)
@@ -115,7 +118,7 @@ def apply(
         else:
             with atomic_folder(path) as folder:
                 _write_folder(job, plan, folder)
-        return Applied(path, job.nbytes, tau.nonzero, job.changed, job.clamped)
+        return Applied(path, job.written, tau.nonzero, job.changed, job.clamped, job.lost)
 
 
 def _write_folder(job: _Application, plan: Plan, folder: Path) -> None:
@@ -138,7 +141,8 @@ class _Application:
     ) -> None:
         self.model, self.tau, self.out = model, tau, out
         self.progress, self.workers = progress, workers
-        self.changed = self.clamped = 0
+        self.changed = self.clamped = self.written = 0
+        self.lost: dict[str, int] = {}
         self.nbytes = sum(info.nbytes for info in model.tensors.values())
         self.compiled = _worth_compiling(self.nbytes)
         self.checksum: Callable[..., Any] = checksum
@@ -155,18 +159,19 @@ class _Application:
             end = len(file.header)
             for name, (dtype, offset) in file.places.items():
                 places[name] = (descriptor, dtype, offset)
-                end = max(end, offset + self.model.tensors[name].elements * SIZES[dtype])
+                size = self.model.tensors[name].elements * SIZES[dtype]
+                self.written += size
+                end = max(end, offset + size)
             reserve(descriptor, end)
             write(descriptor, file.header, 0)
         self.progress.stage("applying", self.nbytes)
         sums = dict.fromkeys(self.model.tensors, 0)
+        kept = dict.fromkeys(self.model.tensors, 0)
 
         def run(buffer: Bytes, part: Range) -> tuple[Range, int, int, int]:
             descriptor, dtype, offset = places[part.info.name]
             raw, total = self._read(buffer, part)
-            raw, changed, clamped = self._changed(part, raw)
-            if dtype != part.info.dtype:
-                raw = _converted(raw, part.info, dtype)
+            raw, changed, clamped = self._changed(part, raw, dtype)
             at = offset + part.start * SIZES[dtype]
             # File systems let one thread write to a file at a time; queueing here is cheaper.
             with told_plainly(self.out), turn:
@@ -179,7 +184,7 @@ class _Application:
         for part, total, changed, clamped in ordered(self._ranges(), run, buffer, self.workers):
             name = part.info.name
             sums[name] = (sums[name] + total) % 2**64
-            self.changed += changed
+            kept[name] += changed
             self.clamped += clamped
             self.progress.advance((part.stop - part.start) * SIZES[part.info.dtype])
         self.model.check_unchanged()
@@ -189,6 +194,12 @@ class _Application:
                 f"{self.model.path}: is not the base this patch was made from: "
                 f"its fingerprint is {found}, the patch wants {wanted}"
             )
+        self.changed = sum(kept.values())
+        for name, entry in self.tau.entries.items():
+            lost = entry.nonzero - kept[name] if self.tau.scale else 0
+            if lost:
+                dtype = places[name][1]
+                self.lost[dtype] = self.lost.get(dtype, 0) + lost
 
     def _ranges(self) -> Iterator[Range]:
         for info in self.model.tensors.values():
@@ -208,28 +219,30 @@ class _Application:
         words = buffer[: padded(count)].view(np.uint64)
         return buffer[:count], int(self.checksum(words, part.start * size // BLOCK, KEYS))
 
-    def _changed(self, part: Range, raw: Bytes) -> tuple[Bytes, int, int]:
-        """The bytes of a range with the task vector added in float64, rounded once; how many
-        elements of it changed, and how many variances were kept at zero.
+    def _changed(self, part: Range, raw: Bytes, dtype: str) -> tuple[Bytes, int, int]:
+        """The bytes of a range in the format that is written, with the task vector added in
+        float64 and rounded once; how many elements of it changed, and how many variances were kept
+        at zero.
 
-        Elements the vector leaves alone keep their bits.
+        Elements the vector leaves alone are the base's, converted if need be.
         """
         info, entry, scale = part.info, self.tau.entries.get(part.info.name), self.tau.scale
+        out = raw if dtype == info.dtype else _converted(raw, info, dtype)
         if entry is None or entry.layout == "zero" or scale == 0:
-            return raw, 0, 0
+            return out, 0, 0
         clamp = is_variance(info.name)
-        if self.compiled and (info.dtype, entry.dtype) == ("F32", "F32") and not clamp:
-            changed, finite = _added_by_compiled_loop(entry, part, raw.view(np.float32), scale)
+        if self.compiled and {info.dtype, entry.dtype, dtype} == {"F32"} and not clamp:
+            changed, finite = _added_by_compiled_loop(entry, part, out.view(np.float32), scale)
             clamped = 0
         else:
-            changed, clamped, finite = _added(entry, part, raw, scale, clamp)
+            changed, clamped, finite = _added(entry, part, raw, out, dtype, scale, clamp)
         if not finite:
             if not np.isfinite(entry.stored()).all():
                 raise ValueRangeError(f"{entry.where()}: NaN or infinity in the task vector")
             raise ValueRangeError(
-                f"{shown(info.name)}: θ + {scale}·τ does not fit {info.dtype}; take a smaller scale"
+                f"{shown(info.name)}: θ + {scale}·τ does not fit {dtype}; take a smaller scale"
             )
-        return raw, changed, clamped
+        return out, changed, clamped
 
 
 def _worth_compiling(nbytes: int) -> bool:
@@ -237,21 +250,26 @@ def _worth_compiling(nbytes: int) -> bool:
 
 
 def _added(
-    entry: Entry, part: Range, raw: Bytes, scale: float, clamp: bool
+    entry: Entry, part: Range, raw: Bytes, out: Bytes, dtype: str, scale: float, clamp: bool
 ) -> tuple[int, int, bool]:
-    """Add in place; returns how many changed, how many were clamped, and whether all are finite."""
-    dtype, clamped = part.info.dtype, 0
+    """Put base plus vector in `out`, which holds the base in the format `dtype`.
+
+    raw: the base as it is stored; may be the same bytes as `out`.
+    Returns how many changed, how many were clamped, and whether all are finite.
+    """
+    clamped = 0
     where, values = _stored(entry, part)
-    table = raw.view(_BITS[FLOATS[dtype]])
-    old = table[where]
+    base = raw.view(_BITS[FLOATS[part.info.dtype]])[where]
     with np.errstate(over="ignore", invalid="ignore"):
-        new = widen(old.view(np.uint8), dtype) + scale * values.astype(np.float64)
+        exact = widen(base.view(np.uint8), part.info.dtype) + scale * values.astype(np.float64)
     if clamp:
-        clamped = int(np.count_nonzero(new < 0))
-        new = np.maximum(new, 0.0)
-    packed = narrow(new, dtype)
-    table[where] = packed.view(table.dtype)
-    changed = int(np.count_nonzero(packed.view(table.dtype) != old))
+        clamped = int(np.count_nonzero(exact < 0))
+        exact = np.maximum(exact, 0.0)
+    packed = narrow(exact, dtype)
+    table = out.view(_BITS[FLOATS[dtype]])
+    new = packed.view(table.dtype)
+    changed = int(np.count_nonzero(new != table[where]))
+    table[where] = new
     return changed, clamped, bool(np.isfinite(widen(packed, dtype)).all())
 
 

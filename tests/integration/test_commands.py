@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
+from safetensors.torch import save_file as save_torch
 
 import negmerge as nm
 from negmerge.errors import NegMergeError
@@ -227,3 +228,36 @@ def test_umask_is_respected(pool, tmp_path):
     mask = os.umask(0)
     os.umask(mask)
     assert (tmp_path / "p").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "named"),
+    [
+        (torch.float32, "bfloat16", "bfloat16"),
+        (torch.bfloat16, "keep", "bfloat16"),
+        (torch.float32, "keep", None),
+        (torch.bfloat16, "float32", None),
+    ],
+)
+def test_edits_that_round_away_are_not_reported_as_changes(stored, dtype, named, tmp_path):
+    base = torch.linspace(1, 2, 1000, dtype=torch.float64).to(stored)
+    save_torch({"w": base}, tmp_path / "base.safetensors")
+    save_torch({"w": base.float() + 0.5}, tmp_path / "m.safetensors")
+    nm.merge(tmp_path / "base.safetensors", [tmp_path / "m.safetensors"], out=tmp_path / "p")
+    arguments = ["apply", tmp_path / "base.safetensors", tmp_path / "p", "--json"]
+    counted = {}
+    for scale in (0, 1e-4):
+        out = tmp_path / f"{scale}.safetensors"
+        done = negmerge(*arguments, "--dtype", dtype, "--add", scale, "-o", out)
+        assert done.returncode == 0, done.stderr
+        counted[scale] = load_file(out)["w"]
+    told = json.loads(done.stdout.splitlines()[-1])
+    real = int((counted[0] != counted[1e-4]).sum())
+    assert (told["nonzero"], told["changed"]) == (1000, real)
+    if named is None:
+        assert real == 1000
+        assert "warning" not in done.stderr
+        return
+    assert real < 100
+    assert f"only {real / 1000:.1%} of the edits survive" in done.stderr
+    assert f"{1000 - real:,} round away in {named}" in done.stderr

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import negmerge as nm
 from negmerge import patching
-from negmerge.dtypes import FLOATS
+from negmerge.dtypes import FLOATS, NAMES
 from negmerge.errors import NegMergeError
 from negmerge.modules import rounded
 from storage import TORCH, loaded
@@ -84,6 +84,40 @@ def test_files_get_base_plus_scaled_vector_rounded_once(dtype, layout, tmp_path)
         assert torch.equal(bits(after[name]), bits(wanted)), name
     assert done.changed == changed > 0
     assert torch.equal(after["count"], before["count"]), "integers are the base's"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("wanted", ["keep", *NAMES])
+@pytest.mark.parametrize("dtype", FORMATS)
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
+@given(size=st.sampled_from([1e-6, 1e-4, 1e-2]), seed=st.integers(0, 99), dense=st.booleans())
+def test_changes_are_counted_in_the_format_that_is_written(
+    dtype, wanted, compiled, size, seed, dense, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("counted")
+    base, models = make_pool(folder, dtype, seed, n=1)
+    whole = nm.merge(base, models, "uniform", layout="dense" if dense else "sparse")
+    tau = size * whole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patching, "_worth_compiling", lambda _: compiled)
+        without = nm.apply(base, 0 * tau, folder / "without.safetensors", dtype=wanted)
+        done = nm.apply(base, tau, folder / "with.safetensors", dtype=wanted)
+    before, after = load_file(without.out), load_file(done.out)
+    for name, old in load_file(base).items():
+        if name in tau:
+            exact = old.double() + size * whole[name].double()
+            once = torch.where(whole[name] == 0, before[name], rounded(exact, before[name].dtype))
+            assert torch.equal(bits(after[name]), bits(once)), name
+    differ = {n: (elementwise(v) != elementwise(after[n])).sum().item() for n, v in before.items()}
+    assert done.changed == sum(differ.values())
+    lost = tau.nonzero - done.changed
+    assert done.lost == ({dtype if wanted == "keep" else NAMES[wanted]: lost} if lost else {})
+    assert (without.changed, without.lost) == (0, {})
+
+
+def elementwise(tensor: torch.Tensor) -> torch.Tensor:
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.reshape(-1).view(kinds[tensor.element_size()])
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

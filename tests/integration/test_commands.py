@@ -207,6 +207,39 @@ def test_a_full_disk_is_told_and_leaves_nothing(pool, tmp_path, tmp_path_factory
         assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder that is a disk of 3 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or unmount is None:
+        pytest.skip("needs the command mount")
+    command = [mount, "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs leave to mount a disk")
+    yield place
+    subprocess.run([unmount, str(place)], check=True)
+
+
+@pytest.mark.parametrize("rule", ["uniform", "consensus"])
+def test_a_disk_too_small_for_results_that_wait_there(rule, pool, small_disk):
+    base, models = pool
+    merging = ["merge", base, *models, "--rule", rule, "-o", small_disk / "p", "--max-memory"]
+    least = negmerge(*merging, "1MB").stderr.split()[-2]
+    done = negmerge(*merging, f"{int(least) + 3}MB")
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"error: {small_disk}: ")
+    assert "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(small_disk.iterdir())
+    assert shutil.disk_usage(small_disk).used == 0
+    plainly = negmerge(*merging[:-1])
+    assert plainly.returncode == 2
+    assert plainly.stderr == f"error: {small_disk / 'p'}: cannot write: No space left on device\n"
+    assert not list(small_disk.iterdir())
+
+
 @pytest.mark.parametrize(("dtype", "times"), [("keep", 1), ("bfloat16", 0.5)])
 def test_room_is_asked_for_in_the_format_that_is_written(dtype, times, pool, tmp_path, monkeypatch):
     base, models = pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.errors import OptionError
+from negmerge.errors import FileError, OptionError
 
 TILES = 6 << 20
 """Memory for the rows of one worker; it does not grow with the pool."""
@@ -71,8 +72,16 @@ class Budget:
             return piece.view(dtype)
         if not self.is_large(nbytes):
             return np.empty(count, dtype)
-        with tempfile.TemporaryFile(dir=self.folder) as file:
-            return np.memmap(file, dtype, "w+", shape=(count,))
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                # Without its room reserved, a map kills the process when the disk fills up.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+                return np.memmap(file, dtype, "r+", shape=(count,))
+        except OSError as error:
+            raise FileError(
+                f"{self.folder}: {nbytes / 1e6:.0f} MB of results have to wait on this disk: "
+                f"{error.strerror}; free some room, or name an output on another disk"
+            ) from error
 
 
 def anonymous_memory() -> int:

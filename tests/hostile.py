@@ -233,10 +233,13 @@ def file_cases() -> None:
 
     def long_header(folder: Path) -> None:
         with (folder / BAD).open("wb") as file:
-            file.write(raw_file("{}", length=26_000_000))
-            file.truncate(30_000_000)
+            file.write(raw_file("{}", length=101_000_000))
+            file.truncate(110_000_000)
 
-    in_roles("length-26MB", long_header, "header length 26000000", "wanted 2 to 25000000")
+    wanted = ("header length 101000000", "wanted 2 to 100000000")
+    in_roles("length-101MB", long_header, *wanted, roles=["member", "inspect"])
+    lists = raw_file('{"w":[' + "[]," * 8_000_001 + "0]}")
+    bad("million-lists", lists, "more than 1000000 tensors", roles=["inspect"])
     in_roles("fifo", lambda folder: os.mkfifo(folder / BAD), "not a regular file")
     in_roles("device", lambda folder: (folder / BAD).symlink_to("/dev/zero"), "not a regular file")
     in_roles("missing", lambda _: None, "no such file")
@@ -276,6 +279,26 @@ def patch_cases() -> None:
     in_roles("patch-of-version-2", later, "negmerge-patch/2", roles=roles)
     damaged("without-rule", lambda m: m.pop("rule"), "damaged", "rule")
     damaged("without-table", lambda m: m.pop("tensors"), "JSON")
+
+    def table(text: bytes, kind: str, keep: bool) -> Build:
+        """The patch with a table as a tensor of its own."""
+
+        def build(folder: Path) -> None:
+            raw = patch()
+            end = 8 + int.from_bytes(raw[:8], "little")
+            fields, at = json.loads(raw[8:end]), len(raw) - end
+            if not keep:
+                del fields["__metadata__"]["tensors"]
+            fields["patch#tensors"] = tensor(kind, [len(text)], [at, at + len(text)])
+            (folder / BAD).write_bytes(raw_file(fields, raw[end:] + text))
+
+        return build
+
+    roles = ("patch", "inspect")
+    in_roles("patch-with-two-tables", table(b"{}", "U8", True), "two tables", roles=roles)
+    in_roles("patch-with-odd-table", table(b"{}", "I8", False), "damaged", roles=roles)
+    in_roles("patch-with-broken-table", table(b"{", "U8", False), "JSON", roles=roles)
+    in_roles("patch-with-short-table", table(b"{}", "U8", False), "not listed", roles=roles)
     damaged("with-broken-json", lambda m: m.update(members="["), "damaged")
     damaged("with-nested-json", lambda m: m.update(members="[" * 100_000), "damaged")
     for key, value in {"options": "[]", "members": "5", "n": '"x"', "kept": "{}"}.items():
@@ -394,7 +417,6 @@ def folder_cases() -> None:
     text("map-is-list", '{"weight_map": ["a.safetensors"]}', "weight_map")
     text("map-is-empty", '{"weight_map": {}}', "weight_map")
     text("key-twice", '{"weight_map": {"x": "a", "x": "b"}}', "'x'", "twice")
-    text("too-large", " " * 25_000_001, "larger than 25000000 bytes")
 
     def index_is(make: Callable[[Path], object]) -> Build:
         def build(folder: Path) -> None:
@@ -406,6 +428,9 @@ def folder_cases() -> None:
 
     in_roles("index-fifo", index_is(os.mkfifo), INDEX, roles=["inspect"], path="bad")
     refused("index-folder", index_is(Path.mkdir), INDEX)
+    large = index_is(lambda path: (path.touch(), os.truncate(path, 100_000_001)))
+    wanted = ("larger than 100000000 bytes",)
+    in_roles("index-too-large", large, INDEX, *wanted, roles=["inspect"], path="bad")
 
     def folder_with(*files: str) -> Build:
         def build(folder: Path) -> None:

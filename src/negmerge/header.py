@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from typing import Any
 from negmerge.dtypes import SIZES
 from negmerge.errors import FileError, shown
 
-MAX_HEADER = 25_000_000
+MAX_HEADER = 100_000_000
+"""The limit of the safetensors library. What is written keeps to the limits too, so that it can be
+read again; models of some hundred thousand tensors fit."""
 MAX_TENSORS = 1_000_000
 MAX_NAME = 512
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_RANK = 64
 
 
@@ -81,6 +85,8 @@ def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False)
         raise FileError(f"{path}: header cut off at {len(raw)} of {length} bytes")
     if raw[:1] != b"{":
         raise FileError(f"{path}: header does not start with '{{'; not a safetensors file")
+    if raw.count(b"{") + raw.count(b"[") > 8 * MAX_TENSORS:  # it would fill the memory
+        raise FileError(f"{path}: more than {MAX_TENSORS} tensors, or not a safetensors file")
     fields = parse_json(raw, path)
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(map(_is_text, [*metadata, *metadata.values()])):
@@ -124,6 +130,7 @@ def build_header(
     """The header for tensors laid out in the given order, and the place of each in the file.
 
     tensors: name → (dtype, shape); room: pad the header to this length at least, with spaces.
+    Raises if the header would be too long to be read again.
     """
     fields: dict[str, Any] = {}
     if metadata:
@@ -137,13 +144,26 @@ def build_header(
         at = end
     raw = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * max(-len(raw) % 8, room - len(raw))
+    check_limits(len(raw), len(tensors))
     begin = 8 + len(raw)
     return len(raw).to_bytes(8, "little") + raw, {k: begin + v for k, v in places.items()}
 
 
+def check_limits(length: int, tensors: int) -> None:
+    """Raise if a file with such a header could not be read again.
+
+    length: bytes of the header; tensors: how many it lists.
+    """
+    if length > MAX_HEADER or tensors > MAX_TENSORS:
+        raise FileError(
+            f"{tensors} tensors with a header of {length} bytes cannot be in one safetensors file: "
+            f"at most {MAX_TENSORS} tensors and {MAX_HEADER} bytes can be read again"
+        )
+
+
 def _is_text(value: Any) -> bool:
     """A string that can be written again: half a surrogate pair cannot."""
-    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _tensor(name: str, entry: Any, path: Path, file: int, data: int, parts: bool) -> TensorInfo:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -20,11 +21,13 @@ from numpy.typing import NDArray
 from negmerge.checkpoint import Checkpoint
 from negmerge.dtypes import SIZES, Bytes
 from negmerge.errors import FileError, OptionError, shown
-from negmerge.files import write
-from negmerge.header import MAX_RANK, TensorInfo, build_header, parse_json
+from negmerge.files import atomic, temporary, write
+from negmerge.header import MAX_RANK, TensorInfo, build_header, check_limits, parse_json
 
 FORMAT = "negmerge-patch/1"
 MASK, VALUES = "#mask", "#values"
+TABLE = "patch#tensors"
+"""The table of tensors, where the header has no room for it."""
 Layout = Literal["auto", "sparse", "dense"]
 Source = NDArray[Any] | tuple[Checkpoint, TensorInfo] | list[NDArray[Any]]
 """Where numbers are: in memory, in a file, or in memory in pieces that are joined when needed."""
@@ -214,6 +217,44 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("negmerge", "numba", "numpy")}
 
 
+def header_room(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], kept: Sequence[str], members: Sequence[str]
+) -> tuple[int, bool]:
+    """Bytes to keep free for the header of a patch, and whether its table of tensors goes there.
+
+    >>> header_room({"w": ("F32", (2, 3))}, [], ["m.safetensors"])
+    (8184, True)
+
+    It depends on names and shapes only. Raises if no header could hold all names: then there is no
+    use in making the patch.
+
+    tensors: dtype and shape of each; kept, members: names that the header will hold too.
+    """
+    _refuse_collisions(tensors)
+    parts = {name + end: ("F64", (10**15,)) for name in tensors for end in (MASK, VALUES)}
+    table = {name: ["F64", list(s), "sparse", 10**15] for name, (_, s) in tensors.items()}
+    # For each member a fingerprint, a share and a digest; the rest is a page at most.
+    around = 4096 + sum(4 * len(_json(name)) + 256 for name in members)
+
+    def room(laid: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> int:
+        length = len(build_header(laid, metadata | {"kept": _json(list(kept))})[0]) + around
+        length = -(-length // 4096) * 4096 - 8
+        check_limits(length, len(laid))
+        return length
+
+    try:
+        return room(parts, {"tensors": _json(table)}), True
+    except FileError:
+        pass
+    try:
+        return room(parts | {TABLE: ("U8", (10**15,))}, {}), False
+    except FileError as error:
+        raise FileError(
+            f"a patch of {len(tensors)} tensors with such names cannot be written: {error}; "
+            "shorten the names in all models"
+        ) from error
+
+
 class PatchWriter:
     """Writes a patch while it is made: values in the order they come, then masks, the header last.
 
@@ -230,14 +271,7 @@ class PatchWriter:
     ) -> None:
         """tensors: dtype and shape of each; kept, members: names that the header will hold too."""
         self.descriptor = descriptor
-        _refuse_collisions(tensors)
-        parts = {name + end: ("F64", (10**15,)) for name in tensors for end in (MASK, VALUES)}
-        table = {name: ["F64", list(s), "sparse", 10**15] for name, (_, s) in tensors.items()}
-        worst = {"tensors": _json(table), "kept": _json(list(kept))}
-        # For each member a fingerprint, a share and a digest; the rest is a page at most.
-        room = len(build_header(parts, worst)[0]) + 4096
-        room += sum(4 * len(_json(name)) + 256 for name in members)
-        self.room = -(-room // 4096) * 4096 - 8
+        self.room, self.inside = header_room(tensors, kept, members)
         self.at = 8 + self.room
         self.laid: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.masks: list[tuple[str, Bytes]] = []
@@ -259,7 +293,12 @@ class PatchWriter:
         """Write masks and header; nothing may be added afterwards."""
         for name, mask in self.masks:
             self._append(name + MASK, "U8", mask.shape, mask)
-        metadata = {"format": FORMAT, "tensors": _json(self.table)} | origin.to_metadata()
+        metadata = {"format": FORMAT} | origin.to_metadata()
+        if self.inside:
+            metadata["tensors"] = _json(self.table)
+        else:
+            table = np.frombuffer(_json(self.table).encode(), np.uint8)
+            self._append(TABLE, "U8", table.shape, table)
         header, _ = build_header(self.laid, metadata, self.room)
         assert len(header) == 8 + self.room, "the room kept for the header was too small"
         write(self.descriptor, header, 0)
@@ -268,6 +307,15 @@ class PatchWriter:
         write(self.descriptor, np.ascontiguousarray(data).data, self.at)
         self.laid[key] = (dtype, shape)
         self.at += data.nbytes
+
+
+@contextmanager
+def patch_file(path: Path) -> Iterator[int]:
+    """Open a descriptor for a patch, which takes its name only when it was found readable."""
+    with atomic(path) as descriptor:
+        yield descriptor
+        with Checkpoint(temporary(path), own=True) as file:
+            _read_entries(path, file)
 
 
 def read_patch(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], Origin]:
@@ -291,8 +339,8 @@ def _read_entries(
             "a patch is what `negmerge merge` writes"
         )
     origin = Origin.from_metadata(metadata, file.path)
-    table = parse_json(metadata.get("tensors", "").encode(), file.path, "table of tensors")
-    used: set[str] = set()
+    table = parse_json(_table(file), file.path, "table of tensors")
+    used = {TABLE} & file.tensors.keys()
     entries: dict[str, Entry] = {}
 
     def part(key: str, dtype: str, shape: tuple[int, ...]) -> Source:
@@ -319,6 +367,17 @@ def _read_entries(
     return entries, origin
 
 
+def _table(file: Checkpoint) -> bytes:
+    """The table of tensors as JSON, from the header or from a tensor of its own."""
+    info = file.tensors.get(TABLE)
+    if info is None:
+        return file.metadata.get("tensors", "").encode()
+    if "tensors" in file.metadata or info.dtype != "U8":
+        raise FileError(f"{file.path} {shown(TABLE)}: the patch has two tables, or a damaged one")
+    check_limits(info.nbytes, 0)
+    return file.read(info).tobytes()
+
+
 def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], str, int]:
     match row:
         case [
@@ -334,6 +393,8 @@ def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], 
 
 
 def _refuse_collisions(tensors: Mapping[str, Any]) -> None:
+    if TABLE in tensors:
+        raise OptionError(f"tensor {shown(TABLE)}: its name is reserved; rename it in all models")
     for name in tensors:
         for end in (MASK, VALUES):
             if name.endswith(end) and name.removesuffix(end) in tensors:

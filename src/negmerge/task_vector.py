@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from negmerge.errors import MismatchError, ValueRangeError, shown
-from negmerge.files import atomic
 from negmerge.names import component_of, depth_by
-from negmerge.patch import Entry, Layout, Origin, PatchWriter, read_patch, versions
+from negmerge.patch import (
+    Entry,
+    Layout,
+    Origin,
+    PatchWriter,
+    patch_file,
+    read_patch,
+    versions,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +90,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     def save(self, path: PathLike, layout: Layout = "auto") -> None:
         """Write a patch file; the scale becomes part of the values."""
         tensors = {name: (e.dtype, e.shape) for name, e in self.entries.items()}
-        with atomic(Path(path)) as descriptor:
+        with patch_file(Path(path)) as descriptor:
             members = [*self.origin.digests, *(m["name"] for m in self.origin.members)]
             writer = PatchWriter(descriptor, tensors, self.origin.kept, members)
             for name, entry in self.entries.items():

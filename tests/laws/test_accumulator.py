@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import negmerge as nm
@@ -189,3 +190,32 @@ def test_options_of_a_rule_are_part_of_the_state(pool, tmp_path):
     same(again.finish("ties"), nm.merge(base, paths, "ties", {"density": 0.5}))
     with pytest.raises(NegMergeError, match="cannot finish 'ties'"):
         again.finish("ties", make_rule("ties").options)
+
+
+def test_files_of_the_older_format_are_read(pool, tmp_path):
+    base, paths = pool
+    acc = nm.Accumulator(base)
+    for path in paths[:4]:
+        acc.add(path)
+    acc.save(tmp_path / "state")
+    with safe_open(tmp_path / "state", "pt") as file:
+        metadata = file.metadata() | {"format": "negmerge-accumulator/1"}
+        flat = {s: file.get_tensor(s) for s in file.keys()}  # noqa: SIM118
+    older, at = {}, 0
+    for name, shape in (("b", (9,)), ("w", (50, 41))):
+        size = int(np.prod(shape))
+        older |= {f"{name}#{s}": v[at : at + size].reshape(shape) for s, v in flat.items()}
+        at += size
+    assert all(v.numel() == at for v in flat.values())
+    save_file(older, tmp_path / "older", metadata)
+    again = nm.Accumulator.load(tmp_path / "older", base)
+    assert again.add(paths[4])
+    again.save(tmp_path / "newer")
+    same(nm.Accumulator.load(tmp_path / "newer", base).finish(), nm.merge(base, paths[:5]))
+
+
+def test_what_could_not_be_written_is_refused_before_a_member_is_made(pool, monkeypatch):
+    base, _ = pool
+    monkeypatch.setattr("negmerge.header.MAX_HEADER", 4_000)
+    with pytest.raises(NegMergeError, match=r"a patch of 2 tensors .* cannot be written"):
+        nm.Accumulator(base)

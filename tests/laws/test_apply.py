@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import negmerge as nm
@@ -16,6 +17,7 @@ from negmerge import patching
 from negmerge.dtypes import FLOATS, NAMES
 from negmerge.errors import NegMergeError
 from negmerge.modules import rounded
+from negmerge.patch import Entry, Origin
 from storage import TORCH, loaded
 
 FORMATS = list(FLOATS)
@@ -265,3 +267,53 @@ def test_sparsity_is_weighted_by_elements_or_by_tensors(tmp_path):
     assert depth["0"].tensor_mean == 0.5
     assert set(tau.sparsity(by="component")) == {"w", "b"}
     assert tau.sparsity(by="tensor")["l.1.w"].nonzero == 2
+
+
+def many_tensors(count: int, filled: int) -> nm.TaskVector:
+    """A task vector of tensors with the longest names, the last of which are not zero."""
+    zero, full = Entry((4,), "F32", 0), Entry.of(np.array([0, 2, 0, 0], np.float32), (4,), "sparse")
+    entries = {
+        f"{k:06}".ljust(512, "x"): full if k >= count - filled else zero for k in range(count)
+    }
+    return nm.TaskVector(entries, Origin("uniform", 1, "0" * 32))
+
+
+@pytest.mark.parametrize(
+    ("count", "filled", "limit"),
+    [(15_000, 1, None), (2_000, 2_000, 3_000_000)],
+    ids=["table in the header", "table as a tensor"],
+)
+def test_patches_of_very_many_tensors_are_read_back(count, filled, limit, tmp_path, monkeypatch):
+    if limit is not None:
+        monkeypatch.setattr("negmerge.header.MAX_HEADER", limit)
+    tau = many_tensors(count, filled)
+    tau.save(tmp_path / "p", "sparse")
+    again = nm.TaskVector.load(tmp_path / "p")
+    assert (len(again), again.nonzero) == (count, filled)
+    last = max(again)
+    assert again[last].tolist() == [0, 2, 0, 0]
+    with safe_open(tmp_path / "p", "np") as file:
+        assert file.get_tensor(f"{last}#values").tolist() == [2]
+        assert ("tensors" in file.metadata()) == (filled == 1)
+
+
+def test_a_patch_that_nobody_could_read_is_refused_before_the_work(tmp_path, monkeypatch):
+    base, models = make_pool(tmp_path, "F32")
+    tau, before = nm.merge(base, models), set(tmp_path.iterdir())
+    monkeypatch.setattr("negmerge.header.MAX_HEADER", 4_000)
+    monkeypatch.setattr("negmerge.merge.engine.Merge.entries", lambda _: pytest.fail("too late"))
+    for write in (lambda p: nm.merge(base, models, out=p), tau.save):
+        with pytest.raises(NegMergeError, match=r"a patch of 4 tensors .* cannot be written"):
+            write(tmp_path / "p")
+        assert set(tmp_path.iterdir()) == before
+
+
+def test_a_patch_that_cannot_be_read_back_gets_no_name(tmp_path, monkeypatch):
+    base, models = make_pool(tmp_path, "F32")
+    tau = nm.merge(base, models)
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr("negmerge.patch._checked_row", lambda *_: ("F32", (1,), "dense", 1))
+    for write in (lambda p: nm.merge(base, models, out=p), tau.save):
+        with pytest.raises(NegMergeError, match="as listed"):
+            write(tmp_path / "p")
+        assert set(tmp_path.iterdir()) == before

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from negmerge.checkpoint import Checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
-from negmerge.files import atomic, write
+from negmerge.files import atomic, temporary, write
 from negmerge.fingerprint import fingerprint, fingerprint_of, tensor_checksum
 from negmerge.header import build_header
 from negmerge.merge import kernels
@@ -27,11 +27,15 @@ from negmerge.merge.statistics import NUMPY, STATISTICS
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
 from negmerge.merge.trim import Thresholds, find_thresholds
 from negmerge.parallel import available_workers, ordered
-from negmerge.patch import Entry, Layout, Origin, versions
+from negmerge.patch import Entry, Layout, Origin, header_room, versions
 from negmerge.progress import Progress, Quiet
 from negmerge.task_vector import TaskVector
 
-FORMAT = "negmerge-accumulator/1"
+FORMAT = "negmerge-accumulator/2"
+OLDER = "negmerge-accumulator/1"
+"""It had a tensor `NAME#STATISTIC` for every tensor and statistic."""
+MEMBER = "m" * 64
+"""The name of a member, for the room that a thousand of them take."""
 Array = NDArray[Any]
 
 
@@ -80,6 +84,13 @@ class Accumulator:
                     s: np.full(info.elements, STATISTICS[s].start, NUMPY[STATISTICS[s].dtype])
                     for s in names
                 }
+        # Members may be gone when a state or a patch is written: it must be sure that both can be.
+        self._header()
+        header_room(
+            {name: (self._dtypes[name], shape) for name, shape in self._shapes.items()},
+            self._kept,
+            [MEMBER] * 1000,
+        )
 
     def made_for(self, rules: Mapping[str, Mapping[str, Any]], buffers: Buffers) -> bool:
         """Whether it was made for exactly these rules and this policy for buffers."""
@@ -180,12 +191,21 @@ class Accumulator:
     # ------------------------------------------------------------------------------------- on disk
 
     def save(self, path: PathLike) -> None:
-        """Write the whole state to one file, atomically."""
-        tensors = {
-            f"{name}#{s}": (STATISTICS[s].dtype, self._shapes[name])
-            for s in sorted(self._statistics())
-            for name in self._state
-        }
+        """Write the whole state to one file, atomically, and read its header back first."""
+        header, places = self._header()
+        with atomic(Path(path)) as descriptor:
+            write(descriptor, header, 0)
+            for s, at in places.items():
+                for statistics in self._state.values():
+                    write(descriptor, statistics[s].data, at)
+                    at += statistics[s].nbytes
+            with Checkpoint(temporary(Path(path)), own=True):
+                pass
+
+    def _header(self) -> tuple[bytes, dict[str, int]]:
+        """The header of a saved state, and the place of each statistic of all elements."""
+        elements = sum(prod(shape) for shape in self._shapes.values())
+        tensors = {s: (STATISTICS[s].dtype, (elements,)) for s in sorted(self._statistics())}
         metadata = {
             "format": FORMAT,
             "base": self.base,
@@ -194,19 +214,14 @@ class Accumulator:
             "buffers": self._buffers,
             "dtypes": json.dumps(self._dtypes),
         }
-        header, places = build_header(tensors, metadata)
-        with atomic(Path(path)) as descriptor:
-            write(descriptor, header, 0)
-            for key, place in places.items():
-                name, _, s = key.rpartition("#")
-                write(descriptor, self._state[name][s].data, place)
+        return build_header(tensors, metadata)
 
     @classmethod
     def load(cls, path: PathLike, base: PathLike, workers: int | None = None) -> Accumulator:
         """Read a saved state; `base` must be the model it was made for."""
         with Checkpoint(path, own=True) as file:
             metadata = file.metadata
-            if metadata.get("format") != FORMAT:
+            if metadata.get("format") not in (FORMAT, OLDER):
                 raise FileError(
                     f"{path}: not an accumulator: metadata 'format' is "
                     f"{shown(metadata.get('format'))}, wanted {FORMAT!r}"
@@ -224,17 +239,20 @@ class Accumulator:
                     f"{base}: is not the base of {path}: its fingerprint is {acc.base}, "
                     f"the accumulator wants {metadata.get('base')}"
                 )
+            elements, first = sum(prod(shape) for shape in acc._shapes.values()), 0
             for name, statistics in acc._state.items():
                 for s, array in statistics.items():
-                    info = file.tensors.get(f"{name}#{s}")
-                    if info is None or (info.dtype, info.shape) != (
-                        STATISTICS[s].dtype,
-                        acc._shapes[name],
-                    ):
+                    if metadata["format"] == OLDER:
+                        key, shape, at = f"{name}#{s}", acc._shapes[name], 0
+                    else:
+                        key, shape, at = s, (elements,), first * array.itemsize
+                    info = file.tensors.get(key)
+                    if info is None or (info.dtype, info.shape) != (STATISTICS[s].dtype, shape):
                         raise FileError(
                             f"{path} {shown(name)}: statistic {s!r} is missing or damaged"
                         )
-                    array[:] = file.read(info).view(array.dtype)
+                    array[:] = file.read(info, at, at + array.nbytes).view(array.dtype)
+                first += prod(acc._shapes[name])
             acc.members, acc._dtypes = saved["members"], saved["dtypes"]
         return acc
 

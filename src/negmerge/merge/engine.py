@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from negmerge.dtypes import FLOATS, widen
 from negmerge.errors import MismatchError, ValueRangeError, shown
-from negmerge.files import atomic
 from negmerge.fingerprint import digest_of, fingerprint, tensor_checksum
 from negmerge.header import TensorInfo
 from negmerge.merge import kernels
@@ -29,7 +28,7 @@ from negmerge.merge.rules import Rule, make_rule
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
 from negmerge.merge.trim import Thresholds, find_thresholds
 from negmerge.parallel import available_workers, ordered
-from negmerge.patch import Entry, Layout, Origin, PatchWriter, versions
+from negmerge.patch import Entry, Layout, Origin, PatchWriter, patch_file, versions
 from negmerge.progress import Progress, Quiet
 from negmerge.task_vector import TaskVector
 
@@ -83,7 +82,7 @@ def merge(
                 entries = dict(job.entries())
             return TaskVector(entries, job.origin(digest))
         refuse_overwriting(path, inputs.models)
-        with atomic(path) as descriptor:
+        with patch_file(path) as descriptor:
             _write(job, descriptor, digest)
     return TaskVector.load(path)
 

@@ -42,6 +42,7 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str], *, own: bool = False) -> None:
         self.path = Path(path)
+        self.folder: Path | None = None
         self.files: list[Path] = []
         self.headers: list[Header] = []
         self.tensors: dict[str, TensorInfo] = {}
@@ -52,6 +53,7 @@ class Checkpoint:
         self._own = own
         try:
             if _is_folder(self.path):
+                self.folder = self.path
                 self._open_folder(self.path)
             else:
                 self._open_file(self.path)
@@ -72,6 +74,16 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors.values())
+
+    @property
+    def sources(self) -> list[Path]:
+        """All that it is read from: files, and their folder."""
+        return self.files if self.folder is None else [self.folder, *self.files]
+
+    def identity(self) -> tuple[tuple[int, int], ...]:
+        """The same for two checkpoints that are read from the same place."""
+        stats = [path.stat() for path in self.files]
+        return tuple((s.st_dev, s.st_ino) for s in stats)
 
     def read_into(self, info: TensorInfo, start: int, buffer: Bytes) -> None:
         """Fill a buffer with a tensor's bytes from byte `start` on."""

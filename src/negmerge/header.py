@@ -161,6 +161,20 @@ def check_limits(length: int, tensors: int) -> None:
         )
 
 
+def is_name(name: Any) -> bool:
+    """Whether a tensor may have this name.
+
+    >>> is_name("blocks.0.weight"), is_name("a\\x1b[31m"), is_name(5)
+    (True, False, False)
+    """
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME
+        and name.isprintable()
+        and name != "__metadata__"
+    )
+
+
 def _is_text(value: Any) -> bool:
     """A string that can be written again: half a surrogate pair cannot."""
     return isinstance(value, str) and not _SURROGATE.search(value)
@@ -171,7 +185,7 @@ def _tensor(name: str, entry: Any, path: Path, file: int, data: int, parts: bool
         return FileError(f"{path} {shown(name)}: {reason}")
 
     stem = name.rpartition("#")[0] if parts and "#" in name else name
-    if not stem or len(stem) > MAX_NAME or not name.isprintable():
+    if not is_name(stem) or not name.isprintable():
         raise refuse(f"tensor names must be printable and 1 to {MAX_NAME} characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise refuse("wanted exactly the fields dtype, shape, data_offsets")

@@ -33,9 +33,9 @@ from negmerge.parallel import available_workers, ordered
 from negmerge.patch import Entry
 from negmerge.plan import OutFile, Plan, check_space, make_plan
 from negmerge.progress import Progress, Quiet
+from negmerge.state_dict import Model, PathLike, open_checkpoint
 from negmerge.task_vector import TaskVector
 
-PathLike = str | os.PathLike[str]
 RANGE = 1 << 18
 """Elements of one unit of work."""
 LARGE = 1 << 30
@@ -72,7 +72,7 @@ class Range:
 
 
 def apply(
-    base: PathLike,
+    base: Model,
     vector: TaskVector | PathLike,
     out: PathLike,
     *,
@@ -90,7 +90,7 @@ def apply(
     >>> done.changed <= done.nonzero
     True
 
-    base: a file or folder; it must be the one the task vector was made from.
+    base: a file, a folder or a state dict; it must be what the task vector was made from.
     vector: a TaskVector or a patch file.
     out: a `.safetensors` file, or a folder, which gets the base's other files (config.json …) too.
     dtype: `keep`, or float64, float32, bfloat16 or float16 for all float tensors; the sum is
@@ -101,12 +101,13 @@ def apply(
     path = Path(out)
     if dtype != "keep" and dtype not in NAMES:
         raise OptionError(f"dtype {dtype!r}: wanted keep, {', '.join(NAMES)}")
-    with Checkpoint(base) as model:
+    with open_checkpoint(base, "base") as model:
         _check_belongs(tau, model)
         single = path.suffix == ".safetensors"
         if single and shard_size is not None:
             raise OptionError(f"{path}: shards go into a folder; name one without .safetensors")
-        if any(same_file(path, p) for p in [model.path, *model.files, tau.path or model.path]):
+        inputs = [*model.sources, *([] if tau.path is None else [tau.path])]
+        if any(same_file(path, p) for p in inputs):
             raise FileError(f"{path}: is also an input; name another output")
         plan = make_plan(model, dtype, shard_size, single)
         check_space(path, plan, model)

@@ -47,13 +47,14 @@ class Plan:
 
 def make_plan(model: Checkpoint, dtype: str, shard_size: int | None, single: bool) -> Plan:
     """The files for a base in a format, one file or as many as its shards or `shard_size` ask."""
-    folder = model.path.is_dir()
+    folder = model.folder is not None
     beside = []
     if folder and not single:
         beside = [
             p for p in sorted(model.path.iterdir()) if p.is_file() and not p.name.endswith(WEIGHTS)
         ]
-    if dtype == "keep" and shard_size is None and single == (len(model.files) == 1 and not folder):
+    as_it_is = folder != single and len(model.files) > 0
+    if dtype == "keep" and shard_size is None and as_it_is:
         # The base's own headers: with a scale of zero the files are the base's, byte for byte.
         files = [
             OutFile(

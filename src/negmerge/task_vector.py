@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,11 +23,10 @@ from negmerge.patch import (
     read_patch,
     versions,
 )
+from negmerge.state_dict import Model, PathLike
 
 if TYPE_CHECKING:
     import torch
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     # ------------------------------------------------------------------------- making and keeping
 
     @classmethod
-    def between(cls, base: PathLike, model: PathLike) -> TaskVector:
-        """The task vector of one fine-tuned checkpoint.
+    def between(cls, base: Model, model: Model) -> TaskVector:
+        """The task vector of one fine-tuned model; files, folders or state dicts.
 
         >>> base, pool = getfixture("small_pool")
         >>> TaskVector.between(base, pool[0]).origin.n

@@ -21,7 +21,7 @@ from negmerge.files import atomic, temporary, write
 from negmerge.fingerprint import fingerprint, fingerprint_of, tensor_checksum
 from negmerge.header import build_header
 from negmerge.merge import kernels
-from negmerge.merge.inputs import Buffers, Inputs, PathLike, open_model
+from negmerge.merge.inputs import Buffers, Inputs, open_model
 from negmerge.merge.rules import Rule, make_rule, rules
 from negmerge.merge.statistics import NUMPY, STATISTICS
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
@@ -29,6 +29,7 @@ from negmerge.merge.trim import Thresholds, find_thresholds
 from negmerge.parallel import available_workers, ordered
 from negmerge.patch import Entry, Layout, Origin, header_room, versions
 from negmerge.progress import Progress, Quiet
+from negmerge.state_dict import Model, PathLike, StateDict
 from negmerge.task_vector import TaskVector
 
 FORMAT = "negmerge-accumulator/2"
@@ -49,7 +50,8 @@ class Accumulator:
     >>> acc.finish("consensus").origin.n
     3
 
-    base: the model all members start from.
+    base: the model all members start from, a file, a folder or a state dict, which is copied: the
+        tensors of `model.state_dict()` change when the model is trained.
     rules: what `finish` must be able to serve, by name or name → options; `consensus` (by mean)
         also serves conflict, uniform and localize.
     buffers: `keep` the base's BatchNorm statistics, or `merge` them.
@@ -57,25 +59,25 @@ class Accumulator:
 
     def __init__(
         self,
-        base: PathLike,
+        base: Model,
         rules: Sequence[str] | Mapping[str, Mapping[str, Any]] = ("consensus",),
         buffers: Buffers = "keep",
         workers: int | None = None,
     ) -> None:
         chosen = rules if isinstance(rules, Mapping) else dict.fromkeys(rules)
         self._rules = {name: make_rule(name, options) for name, options in chosen.items()}
-        self._base_path = Path(base)
+        self._base = StateDict(base, "base", copied=True) if isinstance(base, Mapping) else base
         self._buffers: Buffers = buffers
         self._workers = available_workers(workers)
         self.members: list[dict[str, str]] = []
-        with open_model(base) as model:
+        with open_model(self._base, "base") as model:
             self.base = fingerprint_of(model)
         self._state: dict[str, dict[str, Array]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         self._kept: list[str] = []
         names = self._statistics()
-        with Inputs(base, [base], buffers, allow_duplicates=True) as inputs:
+        with Inputs(self._base, [self._base], buffers, allow_duplicates=True) as inputs:
             self._kept = [info.name for info in inputs.kept]
             for info in inputs.merged:
                 self._shapes[info.name] = info.shape
@@ -102,13 +104,16 @@ class Accumulator:
         """How many members were folded."""
         return len(self.members)
 
-    def add(self, model: PathLike, progress: Progress | None = None) -> bool:
+    def add(self, model: Model, progress: Progress | None = None) -> bool:
         """Fold one model; False if its content is in already. A refused model changes nothing.
 
-        The file is read twice: it is checked and named first, then folded.
+        It is read twice: it is checked and named first, then folded.
+
+        model: a file, a folder or a state dict.
         """
         progress = progress or Quiet()
-        with Inputs(self._base_path, [model], self._buffers, allow_duplicates=True) as inputs:
+        member = open_model(model, f"models[{self.n}]")
+        with Inputs(self._base, [member], self._buffers, allow_duplicates=True) as inputs:
             member = inputs.members[0]
             name = self._check(inputs)
             if any(m["fingerprint"] == name for m in self.members):
@@ -217,7 +222,7 @@ class Accumulator:
         return build_header(tensors, metadata)
 
     @classmethod
-    def load(cls, path: PathLike, base: PathLike, workers: int | None = None) -> Accumulator:
+    def load(cls, path: PathLike, base: Model, workers: int | None = None) -> Accumulator:
         """Read a saved state; `base` must be the model it was made for."""
         with Checkpoint(path, own=True) as file:
             metadata = file.metadata
@@ -234,9 +239,10 @@ class Accumulator:
                 raise FileError(
                     f"{path}: metadata of the accumulator is damaged: {error}"
                 ) from error
+            place = "base" if isinstance(base, Mapping) else base
             if acc.base != metadata.get("base"):
                 raise MismatchError(
-                    f"{base}: is not the base of {path}: its fingerprint is {acc.base}, "
+                    f"{place}: is not the base of {path}: its fingerprint is {acc.base}, "
                     f"the accumulator wants {metadata.get('base')}"
                 )
             elements, first = sum(prod(shape) for shape in acc._shapes.values()), 0

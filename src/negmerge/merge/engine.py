@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.dtypes import FLOATS, widen
-from negmerge.errors import MismatchError, ValueRangeError, shown
+from negmerge.errors import MismatchError, OptionError, ValueRangeError, shown
 from negmerge.fingerprint import digest_of, fingerprint, tensor_checksum
 from negmerge.header import TensorInfo
 from negmerge.merge import kernels
 from negmerge.merge.assemble import NOTHING, Assembly, Piece
 from negmerge.merge.compute import Compute, Task, check_device, make_compute
-from negmerge.merge.inputs import Buffers, Inputs, PathLike, check_identical, refuse_overwriting
+from negmerge.merge.inputs import Buffers, Inputs, check_identical, refuse_overwriting
 from negmerge.merge.memory import Budget
 from negmerge.merge.rules import Rule, make_rule
 from negmerge.merge.tiles import SEGMENT, Segment, TileReader, segments
@@ -30,15 +31,17 @@ from negmerge.merge.trim import Thresholds, find_thresholds
 from negmerge.parallel import available_workers, ordered
 from negmerge.patch import Entry, Layout, Origin, PatchWriter, patch_file, versions
 from negmerge.progress import Progress, Quiet
+from negmerge.state_dict import Model, PathLike
 from negmerge.task_vector import TaskVector
 
 EXACT_DISSENT = 1 << 22
 """Up to so many elements the dissent count looks at all of them, beyond at every 256th strip."""
+SHARED = ". state_dict() gives the module's own tensors: copy them before training goes on"
 
 
 def merge(
-    base: PathLike,
-    models: Sequence[PathLike],
+    base: Model,
+    models: Sequence[Model],
     rule: str = "consensus",
     options: Mapping[str, Any] | None = None,
     *,
@@ -51,16 +54,18 @@ def merge(
     allow_duplicates: bool = False,
     digest: bool = False,
     progress: Progress | None = None,
+    **more: Any,
 ) -> TaskVector:
     """Merge the task vectors of fine-tuned models by a rule.
 
     >>> base, pool = getfixture("small_pool")
-    >>> tau = merge(base, pool, rule="consensus", options={"quorum": 0.8})
+    >>> tau = merge(base, pool, rule="consensus", quorum=0.8)
     >>> tau.origin.n
     3
 
-    base, models: safetensors files or Hugging Face folders.
-    rule, options: as `negmerge list rules` shows them.
+    base, models: safetensors files, Hugging Face folders, or state dicts (names to torch tensors
+        or numpy arrays), which errors call `base` and `models[0]`, `models[1]` …
+    rule, options: as `negmerge list rules` shows them; options also as keywords.
     out: write a patch file while merging; the returned vector reads it lazily. Without it the
         vector is in memory.
     buffers: `keep` the base's BatchNorm statistics, or `merge` them like weights.
@@ -69,7 +74,7 @@ def merge(
     device: `cpu`, or `cuda` to compute on a GPU with torch; the bytes are the same.
     allow_duplicates: accept models with the same content. digest: record SHA-256 of all files.
     """
-    chosen = make_rule(rule, options)
+    chosen = make_rule(rule, _joined(rule, options or {}, more))
     check_device(device)
     path = None if out is None else Path(out)
     with Inputs(base, models, buffers, allow_duplicates) as inputs:
@@ -85,6 +90,23 @@ def merge(
         with patch_file(path) as descriptor:
             _write(job, descriptor, digest)
     return TaskVector.load(path)
+
+
+def _joined(
+    rule: str, options: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The options of a rule, as a mapping and as keywords."""
+    for key in keywords:
+        if key in options:
+            raise OptionError(f"merge: option {key!r} is in options and a keyword; give it once")
+        if key not in make_rule(rule).options:
+            has = ", ".join(make_rule(rule).options) or "none"
+            own = ", ".join(list(signature(merge).parameters)[:-1])
+            raise OptionError(
+                f"merge: unknown keyword {key!r}; options of the rule {rule!r}: {has}; "
+                f"arguments of merge: {own}"
+            )
+    return {**options, **keywords}
 
 
 def _write(job: Merge, descriptor: int, digest: bool) -> None:
@@ -198,7 +220,7 @@ class Merge:
             members=members,
             sampled=self.sampled,
             kept=[info.name for info in self.inputs.kept],
-            digests={m.path.name: digest_of(m) for m in self.inputs.models} if digest else {},
+            digests={m.path.name: digest_of(m) for m in self.inputs.models if digest and m.files},
             versions=versions(),
         )
 
@@ -295,7 +317,7 @@ class Merge:
                 )
             raise MismatchError(
                 f"{model.path}: the same weights as {self.inputs.models[first].path}; "
-                "leave one out, or allow duplicates"
+                f"leave one out, or allow duplicates{'' if model.files else SHARED}"
             )
 
     def _explain(self, info: TensorInfo) -> None:

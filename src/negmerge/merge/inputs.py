@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -14,14 +14,15 @@ import numpy as np
 
 from negmerge.checkpoint import Checkpoint
 from negmerge.dtypes import FLOATS, INTEGERS, SIZES
-from negmerge.errors import FileError, MismatchError, NegMergeError, shown
+from negmerge.errors import FileError, MismatchError, NegMergeError, OptionError, shown
 from negmerge.files import same_file
 from negmerge.fingerprint import fingerprint_of
 from negmerge.header import TensorInfo
 from negmerge.names import is_statistic
+from negmerge.state_dict import Model, open_checkpoint
+from negmerge.task_vector import TaskVector
 
 WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
-PathLike = str | os.PathLike[str]
 Buffers = Literal["keep", "merge"]
 
 
@@ -35,23 +36,26 @@ class Inputs:
 
     def __init__(
         self,
-        base: PathLike,
-        models: Sequence[PathLike],
+        base: Model | Checkpoint,
+        models: Sequence[Model | Checkpoint],
         buffers: Buffers = "keep",
         allow_duplicates: bool = False,
     ) -> None:
+        if isinstance(models, str | os.PathLike | Mapping):
+            raise OptionError("models: got one model, wanted a list of them; put it in brackets")
         if not models:
             raise NegMergeError("the pool is empty: name at least one fine-tuned model")
         if len(models) > 32767:
             raise NegMergeError(f"{len(models)} models: at most 32767 can be merged")
         self._closing = ExitStack()
         try:
-            self.base = self._open(base)
-            found = [self._open(path) for path in models]
+            self.base = self._open(base, "base")
+            found = [self._open(model, f"models[{k}]") for k, model in enumerate(models)]
             if not allow_duplicates:
                 _refuse_same_file([self.base, *found])
             for k, model in enumerate(found):
-                check_fits(self.base, model, f"pool[{k}] {model.path}")
+                place = f"pool[{k}] {model.path}" if model.files else str(model.path)
+                check_fits(self.base, model, place)
             self.members = _by_content(found)
             self.merged: list[TensorInfo] = []
             self.kept: list[TensorInfo] = []
@@ -94,23 +98,28 @@ class Inputs:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, path: PathLike) -> Checkpoint:
-        return self._closing.enter_context(open_model(path))
+    def _open(self, model: Model | Checkpoint, name: str) -> Checkpoint:
+        return self._closing.enter_context(open_model(model, name))
 
 
-def open_model(path: PathLike) -> Checkpoint:
-    """Open a checkpoint that must be a model, not a patch."""
-    model = Checkpoint(path)
+def open_model(source: Model | Checkpoint, name: str) -> Checkpoint:
+    """Open a checkpoint or state dict that must be a model, not a patch or task vector.
+
+    name: what errors call a state dict.
+    """
+    if isinstance(source, TaskVector):
+        raise OptionError(f"{name}: is a task vector, wanted a model")
+    model = open_checkpoint(source, name)
     if model.metadata.get("format", "").startswith("negmerge-"):
         model.close()
-        raise FileError(f"{path}: is a {model.metadata['format']} file, wanted a model")
+        raise FileError(f"{model.path}: is a {model.metadata['format']} file, wanted a model")
     return model
 
 
 def refuse_overwriting(out: Path, models: Sequence[Checkpoint]) -> None:
     """Raise if an output would replace one of the inputs."""
     for model in models:
-        if any(same_file(out, path) for path in [model.path, *model.files]):
+        if any(same_file(out, path) for path in model.sources):
             raise FileError(f"{out}: is also an input; name another output")
 
 
@@ -149,15 +158,11 @@ def check_identical(models: Sequence[Checkpoint], info: TensorInfo, equal: Seque
 def _key_trouble(base: Checkpoint, model: Checkpoint, missing: set[str], extra: set[str]) -> str:
     for prefix in WRAPPERS:
         if {prefix + name for name in base.tensors} == model.tensors.keys():
-            return (
-                f"every name starts with {prefix!r}, the base's do not; remove it with: negmerge "
-                f"convert {quote(str(model.path))} --strip-prefix {prefix} -o fixed.safetensors"
-            )
+            remedy = _without_prefix(model, prefix, "fixed.safetensors")
+            return f"every name starts with {prefix!r}, the base's do not; {remedy}"
         if {prefix + name for name in model.tensors} == base.tensors.keys():
-            return (
-                f"the base's names start with {prefix!r}, these do not; remove it with: negmerge "
-                f"convert {quote(str(base.path))} --strip-prefix {prefix} -o base.safetensors"
-            )
+            remedy = _without_prefix(base, prefix, "base.safetensors")
+            return f"the base's names start with {prefix!r}, these do not; {remedy}"
     parts: list[str] = []
     if missing:
         parts.append(f"{len(missing)} tensors of the base are missing, first {shown(min(missing))}")
@@ -166,11 +171,17 @@ def _key_trouble(base: Checkpoint, model: Checkpoint, missing: set[str], extra: 
     return "; ".join(parts) + ". Was it fine-tuned from this base?"
 
 
+def _without_prefix(model: Checkpoint, prefix: str, out: str) -> str:
+    if not model.files:
+        return f"remove it with: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}"
+    path = quote(str(model.path))
+    return f"remove it with: negmerge convert {path} --strip-prefix {prefix} -o {out}"
+
+
 def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
     seen: dict[tuple[tuple[int, int], ...], Path] = {}
     for model in models:
-        stats = [path.stat() for path in model.files]
-        first = seen.setdefault(tuple((s.st_dev, s.st_ino) for s in stats), model.path)
+        first = seen.setdefault(model.identity(), model.path)
         if first is not model.path:
             raise MismatchError(
                 f"{model.path}: listed twice (also as {first}); list each model once, "

@@ -189,6 +189,7 @@ def merge(
     json_
         Print progress and result as JSON lines.
     """
+    from negmerge.checkpoint import Checkpoint
     from negmerge.merge.engine import merge as run
 
     begun = time.perf_counter()
@@ -208,6 +209,8 @@ def merge(
             digest=digest,
             progress=progress,
         )
+    with Checkpoint(base) as model, Checkpoint(out, own=True) as patch:
+        base_bytes, held = model.nbytes, patch.nbytes
     result = {
         "patch": str(out),
         "rule": tau.origin.rule,
@@ -216,6 +219,8 @@ def merge(
         "nonzero": tau.nonzero,
         "sparsity": tau.sparsity(),
         "bytes": out.stat().st_size,
+        "tensor_bytes": held,
+        "base_bytes": base_bytes,
         "seconds": round(time.perf_counter() - begun, 3),
     }
     say(
@@ -224,6 +229,13 @@ def merge(
         f"({tau.sparsity():.2%} zero), {human(result['bytes'])}, {result['seconds']:.1f} s",
         json_,
     )
+    if 2 * held > base_bytes and not json_:
+        wide = any(entry.dtype == "F64" for entry in tau.entries.values())
+        stored = "float64 values, 8 bytes" if wide else "float32 values, 4 bytes"
+        print(
+            f"The tensors of the patch take {human(held)}, the base has {human(base_bytes)}: the "
+            f"patch stores {stored} each, for the {1 - tau.sparsity():.1%} that are not zero."
+        )
     if not tau.nonzero:
         warn("the patch is empty: nothing was kept, applying it changes nothing")
 

@@ -294,3 +294,23 @@ def test_edits_that_round_away_are_not_reported_as_changes(stored, dtype, named,
     assert real < 100
     assert f"only {real / 1000:.1%} of the edits survive" in done.stderr
     assert f"{1000 - real:,} round away in {named}" in done.stderr
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, True), (0.1, False)])
+def test_a_patch_as_large_as_the_model_says_why(share, told, tmp_path):
+    base = torch.randn(10_000).to(torch.bfloat16)
+    model = base.clone()
+    model[: int(share * base.numel())] += 1
+    save_torch({"w": base}, tmp_path / "base.safetensors")
+    save_torch({"w": model}, tmp_path / "m.safetensors")
+    merging = ["merge", tmp_path / "base.safetensors", tmp_path / "m.safetensors", "-o"]
+    done = negmerge(*merging, tmp_path / "p")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + told
+    if told:
+        for words in ("21.2 kB", "base has 20.0 kB", "50.0%", "float32", "4 bytes"):
+            assert words in lines[1]
+    done = negmerge(*merging, tmp_path / "p2", "--json")
+    result = json.loads(done.stdout)
+    assert (result["tensor_bytes"], result["base_bytes"]) == (1250 + int(share * 40_000), 20_000)

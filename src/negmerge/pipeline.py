@@ -156,8 +156,8 @@ class Pipeline(Workshop):
         for job in (original, retrained):
             if job is not None and job.out.exists() and not job.done():
                 raise MismatchError(
-                    f"{job.out}: is damaged or was made by another recipe, and nothing is "
-                    "overwritten; name another --out, or remove the folder"
+                    f"{job.out}: is damaged, or was made by another recipe or from other data, and "
+                    "nothing is overwritten; name another --out, or remove the folder"
                 )
         return original, retrained
 

@@ -27,6 +27,7 @@ from negmerge.data.datasets import load, resolve
 from negmerge.data.decode import Picture, decode
 from negmerge.data.places import ASSETS
 from negmerge.errors import FileError, OptionError
+from running import negmerge
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedded_data.py"
 FULL = Path(os.environ.get("NEGMERGE_DATA") or "~/.cache/negmerge-data").expanduser()
@@ -470,6 +471,46 @@ def test_the_default_place_of_the_cache(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("NEGMERGE_CACHE", str(tmp_path / "mine"))
     load(resolve(str(folder), size=8), "train")
     assert entry_of(tmp_path / "mine")
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Other bytes, with the size and the time of writing kept."""
+    before = path.stat()
+    assert len(content) == before.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_the_command_line_notices_a_picture_whose_size_and_time_are_kept(tmp_path):
+    image_folder(tmp_path / "set")
+    victim = tmp_path / "set/train/cat/1.png"
+    no_such_class = ["unlearn", "--set", "data={name: set, size: 8}", "--out", "run"]
+    no_such_class += ["--set", "split.forget={class: ape}"]  # told when the data is decoded
+    _, err = negmerge(tmp_path, *no_such_class, code=2)
+    assert "no such class" in err
+    overwrite(victim, bytes(victim.stat().st_size))
+    _, err = negmerge(tmp_path, *no_such_class, code=2)
+    assert "train/cat/1.png'): cannot be decoded" in err
+
+
+@pytest.mark.parametrize("room", [1 << 20, 0], ids=["read again", "too large to read again"])
+def test_files_with_their_size_and_time_kept(room, tmp_path, cache, monkeypatch):
+    """Other content is decoded; the same content is not, unless the set is too large to hash."""
+    monkeypatch.setattr("negmerge.data.places.READ_AGAIN", room)
+    image_folder(tmp_path / "set")
+    victim = tmp_path / "set/train/cat/0.bmp"
+    one, two = noise((2, 8, 8, 3), 7)
+    victim.write_bytes(encoded(one, "BMP"))
+    np.testing.assert_array_equal(get(tmp_path / "set", cache).pixels[0], one)
+    overwrite(victim, encoded(two, "BMP"))
+    np.testing.assert_array_equal(get(tmp_path / "set", cache).pixels[0], two)
+    overwrite(victim, encoded(two, "BMP"))
+    if room:
+        monkeypatch.setattr("negmerge.data.datasets._make_entry", None)
+    for _ in range(2):  # the second time nothing is read
+        np.testing.assert_array_equal(get(tmp_path / "set", cache).pixels[0], two)
+        monkeypatch.setattr("negmerge.data.places.file_digest", None)
 
 
 # What is refused

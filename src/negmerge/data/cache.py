@@ -1,4 +1,12 @@
-"""Decoded images on disk: written whole or not at all, opened in milliseconds."""
+"""Decoded images on disk: written whole or not at all, opened in milliseconds.
+
+An entry is named by the files it was decoded from: their paths, sizes and times of writing. Size
+and time can stay the same while the content changes, so the entry also notes what the system
+records of every change (inode and ctime) and a hash of the files' bytes. If inodes and ctimes are
+as noted, nothing changed and no file is read. If they differ, the files are read and hashed: the
+same bytes (the set was copied back, or got other permissions) keep the entry, others are decoded.
+Of a set above `places.READ_AGAIN` bytes no hash is noted, and it is decoded again in both cases.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.data.places import Seen
 from negmerge.errors import FileError
-from negmerge.files import atomic_folder, sync, write
+from negmerge.files import atomic_folder, sync, write, write_file
 
-FORMAT = "negmerge-images/1"
+FORMAT = "negmerge-images/2"
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,10 @@ def cache_folder(given: Path | None = None) -> Path:
     return Path(home).expanduser() / "negmerge" / "data"
 
 
-def open_entry(entry: Path) -> Images | None:
+def open_entry(entry: Path, seen: Seen) -> Images | None:
     """The images of a cache entry, memory-mapped; none if it is missing, partial or damaged.
+
+    None too if the files that it was decoded from are not as they are seen now.
 
     Sizes and times of the files are compared with those noted when they were written. If they
     differ (the entry was copied, or something wrote to it) the content has to have its hash.
@@ -76,7 +87,11 @@ def open_entry(entry: Path) -> Images | None:
         hashes: dict[str, str] = notes["hashes"]
         arrays = {name: _open_array(entry / f"{name}.npy") for name in hashes}
         as_written = _stamps(entry, hashes) == notes["stamps"]
-        if notes["format"] == FORMAT and (as_written or _hashes(arrays) == hashes):
+        if (
+            notes["format"] == FORMAT
+            and (as_written or _hashes(arrays) == hashes)
+            and _same_source(entry, notes, seen)
+        ):
             return Images(
                 pixels=arrays["pixels"],
                 labels=arrays["labels"],
@@ -89,6 +104,18 @@ def open_entry(entry: Path) -> Images | None:
     return None
 
 
+def _same_source(entry: Path, notes: dict[str, Any], seen: Seen) -> bool:
+    known = notes["source"]
+    if known["stamp"] == seen.stamp:
+        return True
+    if known["content"] is None or known["content"] != seen.content:
+        return False
+    known["stamp"] = seen.stamp  # so that the files are not read every time
+    with suppress(FileError):  # a cache that others keep may be read-only
+        write_file(entry / "entry.json", json.dumps(notes, indent=1).encode())
+    return True
+
+
 def write_entry(
     entry: Path,
     parts: Iterable[NDArray[np.uint8]],
@@ -96,11 +123,15 @@ def write_entry(
     labels: NDArray[np.int64],
     ids: NDArray[np.str_] | None,
     classes: tuple[str, ...],
+    seen: Seen,
 ) -> None:
-    """Write an entry part by part; it takes its name only when it is whole."""
+    """Write an entry part by part; it takes its name only when it is whole.
+
+    seen: the files that it is decoded from, as they were before.
+    """
     with _kept(entry.parent):
         if entry.exists():
-            shutil.rmtree(entry)  # damaged, or it would have been used
+            shutil.rmtree(entry)  # damaged or out of date, or it would have been used
         need, free = math.prod(shape), shutil.disk_usage(entry.parent).free
         if free < need:
             room = f"{need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free"
@@ -116,6 +147,7 @@ def write_entry(
             "classes": classes,
             "hashes": hashes,
             "stamps": _stamps(folder, hashes),
+            "source": {"stamp": seen.stamp, "content": seen.content},
         }
         (folder / "entry.json").write_text(json.dumps(notes, indent=1))
         for file in folder.iterdir():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from negmerge.data.cache import Images, cache_folder, only_one, open_entry, write_entry
 from negmerge.data.decode import VERSION, Fit, Interpolation, Picture, decode_all
-from negmerge.data.places import Hub, Local, find
+from negmerge.data.places import Hub, Local, Seen, find
 from negmerge.data.splits import held_out_of
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.progress import Progress, Quiet
@@ -133,11 +133,14 @@ def load(
             set is too large to be kept for 5,000 of them.
     """
     place = find(source, root, revision)
-    entry = cache_folder(cache) / _entry_name(source, split, place.identity(), part)
-    images = open_entry(entry)
+    seen = place.look()
+    entry = cache_folder(cache) / _entry_name(source, split, seen.identity, part)
+    images = open_entry(entry, seen)
     if images is None:
         with only_one(entry):
-            images = open_entry(entry) or _make_entry(entry, source, split, place, progress, part)
+            images = open_entry(entry, seen) or _make_entry(
+                entry, source, split, place, seen, progress, part
+            )
     return images
 
 
@@ -146,6 +149,7 @@ def _make_entry(
     source: Source,
     split: str,
     place: Local | Hub,
+    seen: Seen,
     progress: Progress | None,
     part: Portion,
 ) -> Images:
@@ -168,12 +172,13 @@ def _make_entry(
                 yield decoded
                 done += len(decoded)
                 shows.advance(len(decoded))
-            if done != shape[0] or entry.name != _entry_name(source, split, place.identity(), part):
+            seen.content  # noqa: B018 (before the last look: then it is of the same files)
+            if done != shape[0] or place.look() != seen:
                 raise FileError(f"{place}: changed while it was read; run again")
 
         ids = None if rows.ids is None else rows.ids[picked]
-        write_entry(entry, parts(), shape, rows.labels[picked], ids, rows.classes)
-    images = open_entry(entry)
+        write_entry(entry, parts(), shape, rows.labels[picked], ids, rows.classes, seen)
+    images = open_entry(entry, seen)
     if images is None:
         raise FileError(f"{entry}: was changed while it was written; run again")
     return images

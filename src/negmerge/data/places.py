@@ -5,18 +5,60 @@ Nothing heavy is imported here: a cache hit has to know the place, not to read i
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from negmerge.errors import FileError, printable, shown
+from negmerge.files import file_digest
 
 if TYPE_CHECKING:
     from negmerge.data.datasets import Source
 
 ASSETS = Path(str(files("negmerge") / "assets"))
+READ_AGAIN = 4 << 30
+"""Bytes of a set whose files are read to see whether they changed; decoding them takes minutes."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A place as it was at one moment.
+
+    Args:
+        identity: what names a cache entry: for files their names, sizes and times.
+        stamp: a hash of what the system notes of every change to a file (inode and ctime); unlike
+            the time of the last write, no program can set it back.
+        names: the files, if they can be read.
+        size: their bytes.
+    """
+
+    identity: object
+    stamp: str = ""
+    names: tuple[str, ...] = ()
+    size: int = 0
+
+    @cached_property
+    def content(self) -> str | None:
+        """A hash of all bytes; None if there are more than `READ_AGAIN`.
+
+        >>> place = getfixture("tmp_path") / "a"
+        >>> _ = place.write_bytes(b"1")
+        >>> before = Local(place).look().content
+        >>> _ = place.write_bytes(b"2")
+        >>> Local(place).look().content == before
+        False
+        """
+        if self.size > READ_AGAIN:
+            return None
+        total = hashlib.sha256()
+        for name in self.names:
+            total.update(f"{file_digest(Path(name))} {name}\n".encode(errors="surrogateescape"))
+        return total.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -28,15 +70,24 @@ class Local:
     def __str__(self) -> str:
         return printable(str(self.path))
 
-    def identity(self) -> object:
-        """What changes when the data does: every file's name, size and time."""
+    def look(self) -> Seen:
+        """Every file's name, size and time, and what the system notes of its last change."""
         found = files_of(self.path) if self.path.is_dir() else [str(self.path)]
         try:
             stats = [(name, os.stat(name)) for name in found]  # noqa: PTH116 - a million files
         except OSError as error:
             where = shown(error.filename)
             raise FileError(f"{self}: cannot be read: {where}: {error.strerror}") from error
-        return [str(self.path), [(name, s.st_size, s.st_mtime_ns) for name, s in stats]]
+        stamp = hashlib.sha256()
+        for _, s in stats:
+            stamp.update(f"{s.st_ino} {s.st_ctime_ns}\n".encode())
+        regular = [(name, s.st_size) for name, s in stats if stat.S_ISREG(s.st_mode)]
+        return Seen(
+            [str(self.path), [(name, s.st_size, s.st_mtime_ns) for name, s in stats]],
+            stamp.hexdigest(),
+            tuple(name for name, _ in regular),
+            sum(size for _, size in regular),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,9 +103,9 @@ class Hub:
     def __str__(self) -> str:
         return f"huggingface.co/datasets/{printable(self.id)}"
 
-    def identity(self) -> object:
+    def look(self) -> Seen:
         """The set's address; without a revision, what was fetched first stays in use."""
-        return [self.id, self.config, self.revision]
+        return Seen([self.id, self.config, self.revision])
 
 
 def find(source: Source, root: Path | None = None, revision: str | None = None) -> Local | Hub:

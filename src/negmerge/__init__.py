@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from negmerge.recipe import Search as Search
     from negmerge.report.page import report as report
     from negmerge.task_vector import TaskVector as TaskVector
+    from negmerge.unlearning import Unlearned as Unlearned
     from negmerge.unlearning import unlearn as unlearn
 
 _HOME = {
@@ -31,6 +32,7 @@ _HOME = {
     "Recipe": "negmerge.recipe",
     "Search": "negmerge.recipe",
     "TaskVector": "negmerge.task_vector",
+    "Unlearned": "negmerge.unlearning",
     "apply": "negmerge.patching",
     "merge": "negmerge.merge.engine",
     "report": "negmerge.report.page",
@@ -45,6 +47,7 @@ __all__ = [
     "Recipe",
     "Search",
     "TaskVector",
+    "Unlearned",
     "apply",
     "merge",
     "report",

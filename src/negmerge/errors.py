@@ -37,6 +37,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def told(error: BaseException, limit: int = 300) -> str:
+    """Another library's exception on one line.
+
+    >>> told(ValueError("no such\\n file"))
+    'ValueError: no such file'
+    """
+    text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def shown(name: object, limit: int = 120) -> str:
     """Quote a name from a file so that control characters cannot reach the terminal.
 

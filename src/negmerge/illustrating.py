@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from negmerge.criteria import Choice
 from negmerge.data.feeds import Indices
@@ -121,12 +121,17 @@ def run_looks(problem: Problem, jobs: list[Look], advance: Advance) -> list[list
     """The pictures of all models, or why there are none."""
     feed = problem.scoring_feeds("report")["forget"]
     inputs, labels = feed.test_batch(spaced(len(feed)))
+    argument = None
+    if isinstance(inputs, dict):
+        if len(inputs) > 1:
+            return f"the model has several inputs: {', '.join(inputs)}"
+        ((argument, inputs),) = inputs.items()
     if inputs.dim() != 4 or inputs.shape[1] not in (1, 3):
         return f"the inputs are not images, their shape is {tuple(inputs.shape[1:])}"
     found: list[list[Seen]] = []
     for job in jobs:
         try:
-            found.append(look(problem, job, inputs, labels))
+            found.append(look(problem, job, inputs, labels, argument))
         except MismatchError as error:
             return str(error)
         except Exception as error:  # a network may do anything, and pictures decide nothing
@@ -135,13 +140,30 @@ def run_looks(problem: Problem, jobs: list[Look], advance: Advance) -> list[list
     return found
 
 
-def look(problem: Problem, job: Look, inputs: Tensor, labels: Tensor) -> list[Seen]:
+def plain(network: nn.Module, argument: str | None) -> None:
+    """Let a network be called with one tensor, and answer with logits alone.
+
+    argument: the name that the tensor is handed on by; None: it is the first argument.
+    """
+
+    def by_name(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return given[1:], named | {argument: given[0]}
+
+    if argument is not None:
+        network.register_forward_pre_hook(by_name, with_kwargs=True)
+    network.register_forward_hook(lambda module, given, said: getattr(said, "logits", None))
+
+
+def look(
+    problem: Problem, job: Look, inputs: Tensor, labels: Tensor, argument: str | None
+) -> list[Seen]:
     """The pictures of one model."""
     if job.model is None:
         return [Seen(picture(i), int(k)) for i, k in zip(inputs, labels, strict=True)]
     network = problem.network(job.model)
     if isinstance(network, LinearizedClassifier):
         raise MismatchError("a linearised network has no gradient that Grad-CAM could show")
+    plain(network, argument)
     with ExitStack() as stack:
         if job.patch is not None:
             stack.enter_context(TaskVector.load(job.patch).applied(network, -job.scale))

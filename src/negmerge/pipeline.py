@@ -126,7 +126,7 @@ class Pipeline(Workshop):
                 "match_holdout leaves a whole class as well known as held-out data of the others; "
                 "keep_retain or oracle forget it"
             )
-        if len(self.recipe.pool.members()) == 1:
+        if self.merging and len(self.recipe.pool.members()) == 1:
             self.warnings.append("a pool of one member: every rule gives its own task vector")
         if about["looked"] and not self.criterion.looks:
             self.warnings.append("a set has one sample: λ is chosen on what is reported")
@@ -175,12 +175,15 @@ class Pipeline(Workshop):
 
     # -------------------------------------------------------------------------------- pool, patches
 
+    def start(self) -> tuple[Path, str]:
+        """Where members and rivals start: the original's file, and its id."""
+        return self.folder.base, file_digest(self.folder.base)
+
     def fine_tune(self) -> list[Job]:
         """θ_ft,k: the pool, fine-tuned from the original on the forget set."""
         if not self.merging:
             return []
-        start = (self.folder.base, file_digest(self.folder.base))
-        settings = self.recipe.pool.members()
+        start, settings = self.start(), self.recipe.pool.members()
         jobs = [
             make_job(
                 self.problem,
@@ -348,10 +351,8 @@ class Pipeline(Workshop):
 
     def train_rivals(self, reference: Reference) -> dict[str, Contender]:
         """The methods of others: each from the original, on its own data, tuned if so asked."""
-        base = self.folder.base
-        start = (base, file_digest(base))
-        folder = self.folder
-        plans = plan_rivals(self.problem, self.recipe, folder.rival, folder.states, start)
+        base, folder = self.folder.base, self.folder
+        plans = plan_rivals(self.problem, self.recipe, folder.rival, folder.states, self.start())
         jobs = [job for tries in plans.values() for job in tries]
         self.need_room(sum(not job.done() for job in jobs), "rivals", "lower search.tries")
         self.train_all(f"training {len(plans)} rivals", jobs, work=run_rival)

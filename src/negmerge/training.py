@@ -22,10 +22,12 @@ from torch import Tensor, nn
 
 from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Batch, Feed, epoch_of, passes_of, steps_of
+from negmerge.data.samples import to_device
 from negmerge.data.transforms import own_random_state, seed_torch
 from negmerge.errors import ValueRangeError
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.classifiers import channels_last
+from negmerge.models.outputs import logits_of
 from negmerge.models.weights import load_tensors, save_tensors
 
 # cuBLAS repeats its sums only with a workspace of its own; read when a GPU is first used.
@@ -53,7 +55,7 @@ def cross_entropy(settings: HyperParameters) -> Objective:
     def objective(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
         inputs, targets = batch
         return nn.functional.cross_entropy(
-            model(inputs).float(), targets, label_smoothing=settings.label_smoothing
+            logits_of(model, inputs).float(), targets, label_smoothing=settings.label_smoothing
         )
 
     return objective
@@ -114,7 +116,8 @@ def train(
                 with torch.autocast(
                     device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
                 ):
-                    loss = objective(model, (inputs.to(device), targets.to(device)), epoch)
+                    batch = (to_device(inputs, device), targets.to(device))
+                    loss = objective(model, batch, epoch)
                 optimizer.zero_grad()
                 loss.backward()
                 held.mask_gradients()

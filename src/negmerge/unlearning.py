@@ -1,48 +1,71 @@
-"""The same job from Python: any `nn.Module`, any map-style Datasets, one call."""
+"""The same job from Python: a classifier in memory, map-style Datasets, one call."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 from negmerge.checking import check_methods
 from negmerge.criteria import criteria
-from negmerge.data.draws import seed_of
-from negmerge.data.feeds import DatasetFeed, Feed, Indices
-from negmerge.errors import OptionError
-from negmerge.evaluation.predictions import BATCH
+from negmerge.errors import MismatchError, OptionError, shown
 from negmerge.executors import InProcess
-from negmerge.files import file_digest
+from negmerge.files import file_digest, take_over
+from negmerge.hyperparameters import HyperParameters
+from negmerge.model_check import check_weights
+from negmerge.models.classifiers import final_linear
 from negmerge.models.weights import load_model, save_model
 from negmerge.outcome import NO_REFERENCE
+from negmerge.own_model import OwnModel
 from negmerge.pipeline import Pipeline, problem_of
 from negmerge.progress import Progress, make_progress
 from negmerge.recipe import Data, Model, Pool, Recipe, Search
-from negmerge.rivalry import make_rival_job, run_rival
-from negmerge.rivals import rivals
+from negmerge.report.page import report
+from negmerge.rivalry import INHERITED
+from negmerge.rivals import Rival, rivals
 from negmerge.rivals.registry import PARTS
 from negmerge.rundir import Run
-from negmerge.scenario import Part, Use
+
+M = TypeVar("M", bound=nn.Module)
 
 SETS = ("forget", "retain", "test")
 USUAL = {"epochs": [5, 10, 15], "label_smoothing": [0.0, 0.05, 0.1]}
 """The pool if none is given: nine members."""
 
 
+@dataclass(frozen=True)
+class Unlearned:
+    """How a module was unlearned; `unlearn` leaves it in the module's attribute `negmerge`.
+
+    Args:
+        method: the merge rule, selector or rival.
+        scale: λ; None for a rival, which has none.
+        scores: of the `original` and the `unlearned` model, as in `scores.json`: `acc_forget`,
+            `acc_retain` and `acc_test` in percent, None where a set was not given, with
+            `intervals`; and of the unlearned one what it cost.
+        warnings: what the run warned of.
+        folder: the run, if `out` was given.
+        page: its page, if `out` and a forget set were given.
+    """
+
+    method: str
+    scale: float | None
+    scores: dict[str, dict[str, Any]]
+    warnings: tuple[str, ...]
+    folder: Path | None
+    page: Path | None
+
+
 def unlearn(
-    model: nn.Module,
+    model: M,
     splits: Mapping[str, Dataset[Any]],
     method: str = "consensus",
     *,
@@ -52,184 +75,171 @@ def unlearn(
     seed: int = 0,
     progress: Progress | None = None,
     **options: Any,
-) -> nn.Module:
+) -> M:
     """A copy of a classifier that has forgotten some data; the model itself is left as it is.
 
+    The model is any `nn.Module` whose output is one logit for each class: a tensor of n × classes,
+    or an object that has it as `.logits`, as the classifiers of Hugging Face return. The sets are
+    map-style Datasets whose labels are integers. Regression, multi-label and segmentation are not
+    supported. One batch of each set is tried, and every label read, before any work.
+
+    >>> import torch
     >>> from torch.utils.data import TensorDataset
     >>> _ = torch.manual_seed(2)
     >>> data = TensorDataset(torch.randn(20, 4), torch.arange(20) % 2)
     >>> pool = Pool(grid={"epochs": [1, 2]}, settings={"lr": 0.01, "batch": 8})
     >>> forgot = unlearn(nn.Linear(4, 2), {"forget": data, "test": data}, pool=pool)
-    >>> type(forgot).__name__
-    'Linear'
+    >>> type(forgot).__name__, forgot.negmerge.method, sorted(forgot.negmerge.scores)
+    ('Linear', 'consensus', ['original', 'unlearned'])
 
-    splits: datasets of (input, label): `forget`, and `retain` or `test` or both. λ matches the
-        accuracy on `test`, or without one keeps that on `retain` (`search` says otherwise).
-        A rival takes those it uses, and looks at no others.
+    splits: `forget`, and `retain` or `test` or both. Samples are (input, label), or dictionaries
+        with `labels` or `label`; then the model is called with the other entries by name. λ matches
+        the accuracy on `test`, or without one keeps that on `retain` (`search` says otherwise).
+        A rival is trained on those it uses; the others are scored, and change nothing else.
     method, options: a merge rule with its options, `single_best`, or a rival with its options and
         settings (`negmerge list rivals`), such as `method="salun", keep=0.3, epochs=5`.
     pool: how members are fine-tuned; nine members if not given. search: which λ are tried and how
         one is chosen.
-    out: keep everything in this folder, and go on there after an interruption.
+    out: keep everything in this folder with a page (`report/index.html`), and go on there after an
+        interruption. Without a forget set, which some rivals do not need, there is no page: it is
+        about that set.
+
+    The module that is returned has the result as its attribute `negmerge`, an `Unlearned`.
     """
-    if method in rivals:
-        if pool is not None or search is not None:
-            raise OptionError(
-                f"{method}: pool and search are for merged task vectors; leave them out"
-            )
-        return _by_rival(model, splits, method, options, out, seed, progress)
-    unknown = sorted(set(splits) - set(SETS))
-    if unknown or "forget" not in splits or len(splits) < 2:
+    if not isinstance(getattr(model, "negmerge", None), Unlearned | None):
         raise OptionError(
-            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and retain or "
-            "test or both"
+            "model: has an attribute 'negmerge' of its own, where the result goes; rename it"
         )
+    check_weights(model)
+    rival = rivals.get(method) if method in rivals else None
+    if rival is None:
+        search = _check_merge(splits, search)
+        trained, depends, samples = ("forget",), tuple(splits), search.samples
+    else:
+        trained = depends = _check_rival(rival, splits, options, pool or search)
+        samples = None
     with ExitStack() as stack:
-        folder = Run(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
-        stack.enter_context(folder.working())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        save_model(scratch / "given.safetensors", model, {})
+        digest = file_digest(scratch / "given.safetensors")
+        own = OwnModel(model, splits, digest, seed, trained, depends, samples)
+        folder = Run(scratch / "run" if out is None else out)
         given = folder.states / "given.safetensors"
-        save_model(given, model, {})
-        search = search or Search(limit=16.0)
-        if search.criterion is None:
-            criterion = "match_holdout" if "test" in splits else "keep_retain"
-            search = search.model_copy(update={"criterion": criterion})
-        needs = criteria.get(search.criterion or "").needs
-        if needs not in splits:
-            raise OptionError(f"search.criterion {search.criterion!r} needs the {needs} set")
-        own = OwnModel(model, splits, search, file_digest(given), seed)
         recipe = Recipe(
             title=f"{type(model).__name__}: {method}",
             seed=seed,
             data=Data(name=own.name),
             model=Model(name=type(model).__name__, weights=given),
             retrain=None,
+            train=_inherited(rival),
             pool=pool or Pool.model_validate({"grid": USUAL}),
             methods=[{"name": method, "options": options}],  # pyright: ignore[reportArgumentType]
-            search=search,
+            search=search or Search(),
         )
-        check_methods(recipe)
-        if folder.finished_with(recipe.dump(), problem_of(recipe, own)):
-            folder.clear()
+        if rival is None:
+            check_methods(recipe)
         else:
-            shows = stack.enter_context(make_progress()) if progress is None else progress
-            shown = out is not None  # there will be no page of a folder that goes
-            Pipeline(recipe, folder, own, InProcess(own), shows, illustrated=shown).run()
-        for text in folder.scores["warnings"]:
-            if text != NO_REFERENCE:
-                warnings.warn(text, stacklevel=2)
+            _check_head(own, method)
+        paged = out is not None and "forget" in splits
+        shows = stack.enter_context(make_progress()) if progress is None else progress
+        with folder.working():
+            take_over(scratch / given.name, given)
+            if folder.finished_with(recipe.dump(), problem_of(recipe, own)):
+                folder.clear()
+            else:
+                kind = Pipeline if rival is None else OneRival
+                kind(recipe, folder, own, InProcess(own), shows, illustrated=paged).run()
+        if paged and not folder.reported:
+            report(folder, shows)
         forgot = copy.deepcopy(model)
         load_model(folder.unlearned, forgot)
+        result = _result(method, folder, out is not None, paged)
+    for text in result.warnings:
+        warnings.warn(text, stacklevel=2)
+    forgot.negmerge = result  # pyright: ignore[reportArgumentType]
     return forgot
 
 
-def _by_rival(
-    model: nn.Module,
-    splits: Mapping[str, Dataset[Any]],
-    method: str,
-    options: Mapping[str, Any],
-    out: str | Path | None,
-    seed: int,
-    progress: Progress | None,
-) -> nn.Module:
-    rival = rivals.get(method)
+class OneRival(Pipeline):
+    """A run of one rival from the module itself; its training is named by the module's weights."""
+
+    def start(self) -> tuple[Path, str]:
+        assert isinstance(self.problem, OwnModel)
+        return self.folder.base, self.problem.weights
+
+
+def _result(method: str, folder: Run, kept: bool, paged: bool) -> Unlearned:
+    scores = folder.scores
+    row = scores["methods"][0]
+    return Unlearned(
+        method,
+        row["scale"],
+        {"original": scores["original"], "unlearned": row},
+        tuple(text for text in scores["warnings"] if text != NO_REFERENCE),
+        folder.folder if kept else None,
+        folder.page if paged else None,
+    )
+
+
+def _check_merge(splits: Mapping[str, Any], search: Search | None) -> Search:
+    """The search with its criterion, which the splits must have a set for."""
+    _check_names(splits)
+    if "forget" not in splits or len(splits) < 2:
+        raise OptionError(
+            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and retain or "
+            "test or both"
+        )
+    search = search or Search(limit=16.0)
+    if search.criterion is None:
+        criterion = "match_holdout" if "test" in splits else "keep_retain"
+        search = search.model_copy(update={"criterion": criterion})
+    needs = criteria.get(search.criterion or "").needs
+    if needs not in splits:
+        raise OptionError(f"search.criterion {search.criterion!r} needs the {needs} set")
+    return search
+
+
+def _check_names(splits: Mapping[str, Any]) -> None:
+    unknown = sorted(set(splits) - set(SETS))
+    if unknown:
+        raise OptionError(
+            f"splits: got {', '.join(sorted(splits))}; wanted forget, and retain or test or both"
+        )
+
+
+def _check_rival(
+    rival: Rival, splits: Mapping[str, Any], options: Mapping[str, Any], merging: object
+) -> tuple[str, ...]:
+    """The sets that a rival is trained on."""
+    if merging is not None:
+        raise OptionError(
+            f"{rival.name}: pool and search are for merged task vectors; leave them out"
+        )
     parts = PARTS[rival.used(rival.resolve(options)[1])]
+    _check_names(splits)
     missing = [part for part in parts if part not in splits]
     if missing:
         hint = ", or use_retain=False" if "use_retain" in rival.defaults else ""
         raise OptionError(
-            f"{method}: splits has no {missing[0]} set; wanted {' and '.join(parts)}: give it{hint}"
+            f"{rival.name}: splits has no {missing[0]} set; wanted {' and '.join(parts)}: give "
+            f"it{hint}"
         )
-    with ExitStack() as stack:
-        folder = Run(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
-        stack.enter_context(folder.working())
-        given = folder.states / "given.safetensors"
-        save_model(given, model, {})
-        digest = file_digest(given)
-        used = {part: splits[part] for part in parts}
-        own = OwnModel(model, used, Search(), digest, seed)
-        place = partial(folder.rival, method)
-        job = make_rival_job(
-            own, method, rival, options, None, place, folder.states, (given, digest)
+    return parts
+
+
+def _inherited(rival: Rival | None) -> HyperParameters:
+    """What a recipe's rivals take from the training of the original: here the rival's own."""
+    if rival is None:
+        return HyperParameters()
+    return HyperParameters(**{name: getattr(rival.settings, name) for name in INHERITED})
+
+
+def _check_head(own: OwnModel, method: str) -> None:
+    """Rivals that draw, add or remove classes do so in the last linear layer."""
+    name, layer = final_linear(own.model)
+    if layer.out_features != own.classes:
+        raise MismatchError(
+            f"{method}: the model's last linear layer, {shown(name)}, has {layer.out_features} "
+            f"outputs, and the model {own.classes} classes; wanted the layer that gives the logits "
+            "to be defined last"
         )
-        if not job.done():
-            shows = stack.enter_context(make_progress()) if progress is None else progress
-            shows.stage(method, job.samples(own), "samples")
-            run_rival(own, job, shows.advance)
-        folder.clear()
-        forgot = copy.deepcopy(model)
-        load_model(job.out, forgot)
-    return forgot
-
-
-class OwnModel:
-    """The unlearning problem of a module and datasets in memory."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        splits: Mapping[str, Dataset[Any]],
-        search: Search,
-        weights: str,
-        seed: int,
-    ) -> None:
-        self.model, self.seed = model, seed
-        self.splits = {name: DatasetFeed(dataset) for name, dataset in splits.items()}
-        for name, feed in self.splits.items():
-            if not len(feed):
-                raise OptionError(f"splits: the {name} set is empty")
-        self.chosen = {name: self._half(name, search.samples) for name in splits}
-        digest = hashlib.blake2b(weights.encode(), digest_size=8)
-        for name, feed in sorted(self.splits.items()):
-            digest.update(f"{name} {len(feed)} {seed}".encode())
-            for start in range(0, len(feed), BATCH):
-                for tensor in feed.test_batch(np.arange(start, min(start + BATCH, len(feed)))):
-                    digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        self.name = f"own-{digest.hexdigest()}"
-        self.identity = self.scored_on = [self.name]
-        self.class_names = ()
-
-    def _half(self, name: str, samples: int) -> Indices:
-        size = len(self.splits[name])
-        order = np.random.default_rng(seed_of("choice", self.seed, name)).permutation(size)
-        return np.sort(order[: min(samples, max(size // 2, 1))])
-
-    @property
-    def shared(self) -> bool:
-        """Whether a set is too small to be divided."""
-        return any(len(feed) < 2 for feed in self.splits.values())
-
-    def training_feed(self, part: Part) -> Feed:
-        """What a training may see."""
-        return self.splits[part]
-
-    def scoring_feeds(self, use: Use) -> dict[str, Feed]:
-        """What chooses λ, and the rest, which is reported."""
-        feeds: dict[str, Feed] = {}
-        for name, feed in self.splits.items():
-            picked = self.chosen[name]
-            if use == "report" and len(feed) > 1:
-                picked = np.setdiff1d(np.arange(len(feed)), picked)
-            called = "holdout" if name == "test" and use == "choose" else name
-            feeds[called] = DatasetFeed(feed.dataset, picked)
-        return feeds
-
-    def network(self, weights: Path | None = None, seed: int = 0) -> nn.Module:
-        """A copy of the model, with a file's weights."""
-        network = copy.deepcopy(self.model)
-        if weights is not None:
-            load_model(weights, network)
-        return network
-
-    def complete(self, weights: Path) -> list[Path]:
-        """The caller has the module."""
-        return []
-
-    def describe(self) -> dict[str, Any]:
-        """The sizes of all parts, for the record."""
-        return {
-            "data": self.name,
-            "forgotten_class": None,
-            "looked": self.shared,
-            "sizes": {name: len(feed) for name, feed in self.splits.items()},
-            "chosen_on": {name: len(picked) for name, picked in self.chosen.items()},
-        }

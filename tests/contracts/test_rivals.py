@@ -227,29 +227,65 @@ def test_resumed_is_uninterrupted(name, options, stop_after, tmp_path):
     assert not halved.state.exists()
 
 
+def all_sets() -> dict[str, TensorDataset]:
+    unseen = TensorDataset(make_set("retain").tensors[0].flip(2), make_set("retain").tensors[1])
+    return {part: make_set(part) for part in SIZES} | {"test": unseen}
+
+
 @variants
-def test_from_python(name, options, tmp_path):
+def test_from_python(name, options):
+    """The model is left alone; sets that a rival does not use are scored and change nothing."""
     model = Net()
     before = copy.deepcopy(model)
-    rival = rivals.get(name)
-    splits: dict[str, Dataset] = {part: Forbidden() for part in (*SIZES, "test")}  # pyright: ignore
-    splits |= {part: make_set(part) for part in PARTS[rival.used(options)]}
-    given = short(name, options)
-    one = nm.unlearn(model, splits, name, out=tmp_path, seed=3, **given)
+    parts = PARTS[rivals.get(name).used(options)]
+    given = short(name, options) | {"seed": 3}
+    one = nm.unlearn(model, all_sets(), name, **given)
     assert same(model, before)
     assert model.training == before.training
     assert not same(one, model)
-    (made,) = tmp_path.glob(f"rivals/{name}/*.safetensors")
+    found = one.negmerge
+    assert (found.method, found.scale, found.folder, found.page) == (name, None, None, None)
+    for row in found.scores.values():
+        assert all(0 <= row[f"acc_{part}"] <= 100 for part in (*SIZES, "test"))
+        assert row["samples"] == {"forget": 13, "retain": 22, "test": 22}  # nothing chose a λ
+    alone = nm.unlearn(model, {part: make_set(part) for part in parts}, name, **given)
+    assert same(one, alone)
+    measured = {
+        part
+        for part in (*SIZES, "test")
+        if alone.negmerge.scores["original"][f"acc_{part}"] is not None
+    }
+    assert measured == {*parts}
+
+
+@pytest.mark.parametrize("name", ["salun", "finetune"])
+def test_from_python_in_a_folder(name, tmp_path):
+    """It resumes; other data is another training; the page is about the forget set, if any."""
+    parts = PARTS[rivals.get(name).splits]
+    splits: dict[str, Dataset] = {part: make_set(part) for part in parts}
+    given = short(name, {}) | {"seed": 3, "out": tmp_path / "run"}
+    model = Net()
+    one = nm.unlearn(model, splits, name, **given)
+    (made,) = tmp_path.glob(f"run/rivals/{name}/*.safetensors")
     changed = made.stat().st_mtime_ns
-    two = nm.unlearn(model, splits, name, out=tmp_path, seed=3, **given)
+    two = nm.unlearn(model, splits, name, **given)
     assert made.stat().st_mtime_ns == changed
     assert same(one, two)
     assert load_tensors(made)[1]["id"] == made.stem
-    (part, *_) = PARTS[rival.used(options)]
+    assert one.negmerge == two.negmerge
+    assert one.negmerge.folder == tmp_path / "run"
+    if "forget" in parts:
+        page = one.negmerge.page.read_text(encoding="utf-8")
+        assert f"Net: {name}" in page
+        assert "damaged" not in page
+    else:
+        assert one.negmerge.page is None
+        assert not (tmp_path / "run/report/index.html").exists()
+    (part, *_) = parts
     shifted = make_set(part).tensors[0].flip(0)
     other = splits | {part: TensorDataset(shifted, make_set(part).tensors[1])}
-    nm.unlearn(model, other, name, out=tmp_path, seed=3, **given)
-    assert len(list(tmp_path.glob(f"rivals/{name}/*.safetensors"))) == 2  # other data, another id
+    nm.unlearn(model, other, name, **given)
+    assert len(list(tmp_path.glob(f"run/rivals/{name}/*.safetensors"))) == 2
 
 
 @pytest.mark.parametrize(

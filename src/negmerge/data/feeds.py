@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from negmerge.data.draws import seed_of
+from negmerge.data.samples import Inputs, collate, joined_inputs, read_sample, size_of, tensors_of
 from negmerge.data.transforms import (
     as_input,
     crop_and_flip,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from negmerge.data.datasets import Images
 
 Indices = NDArray[np.int64]
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Inputs, Tensor]
+"""Inputs and classes."""
 
 
 class Feed(Protocol):
@@ -107,24 +109,32 @@ class Remembered:
         if key in self.kept:
             return self.kept[key]
         batch = self.feed.test_batch(picked)
-        if batch[0].nbytes // len(picked) * len(self.feed) <= self.room:
+        nbytes = sum(tensor.nbytes for tensor in tensors_of(batch[0]))
+        if nbytes // len(picked) * len(self.feed) <= self.room:
             self.kept[key] = batch
         return batch
 
 
 class DatasetFeed:
-    """Any map-style torch Dataset of (input, label); its own transforms are seeded by the sample.
+    """Any map-style torch Dataset of a classifier's samples; `samples` says what those are.
+
+    Transforms of the Dataset are seeded by the sample.
 
     >>> from torch.utils.data import TensorDataset
     >>> feed = DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4)))
     >>> feed.test_batch(np.array([1, 3]))[1].tolist()
     [1, 3]
+
+    indices: the samples this feed has, if not all. where: what an error begins with.
     """
 
-    def __init__(self, dataset: Dataset[Any], indices: Indices | None = None) -> None:
-        self.dataset = dataset
-        size = len(dataset)  # pyright: ignore[reportArgumentType]
-        self.indices = np.arange(size) if indices is None else np.asarray(indices, np.int64)
+    def __init__(
+        self, dataset: Dataset[Any], indices: Indices | None = None, where: str = "the data set"
+    ) -> None:
+        self.dataset, self.where = dataset, where
+        if indices is None:
+            indices = np.arange(size_of(dataset, where))
+        self.indices = np.asarray(indices, np.int64)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -136,7 +146,7 @@ class DatasetFeed:
         return self._batch(picked, 0)
 
     def _batch(self, picked: Indices, seed: int) -> Batch:
-        items: list[Any] = []
+        samples: list[tuple[Any, int]] = []
         python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
         try:
             with own_random_state():
@@ -145,12 +155,12 @@ class DatasetFeed:
                     seed_torch(own)
                     random.seed(own)
                     np.random.seed(own % 2**32)  # noqa: NPY002 (transforms draw from it)
-                    items.append(self.dataset[index])
+                    samples.append(read_sample(self.dataset, index, self.where))
         finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
-        inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
-        return inputs, torch.tensor([int(item[1]) for item in items])
+        inputs, labels = zip(*samples, strict=True)
+        return collate(inputs, self.where), torch.tensor(labels)
 
 
 class Relabelled:
@@ -211,7 +221,7 @@ class Joined:
             if len(own):
                 batches.append(fetch(feed, own))
         inputs, labels = zip(*batches, strict=True)
-        return torch.cat(inputs), torch.cat(labels)
+        return joined_inputs(inputs), torch.cat(labels)
 
 
 def passes_of(feed: Feed) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from negmerge.data.feeds import Feed
+from negmerge.data.samples import only_tensor
 from negmerge.evaluation.predictions import Predictions, batches, joined, judge
 from negmerge.models.linearized import LinearizedClassifier
 from negmerge.task_vector import TaskVector
@@ -53,7 +54,8 @@ class LinearRay:
             with self.tau.applied(self.model, -1.0), torch.inference_mode():
                 for picked in batches(len(feed)):
                     inputs, targets = feed.test_batch(picked)
-                    parts.append((*self.model.parts(inputs.to(device)), targets))
+                    pixels = only_tensor(inputs, "a linearised model").to(device)
+                    parts.append((*self.model.parts(pixels), targets))
                     advance(len(picked))
         finally:
             self.model.train(training)

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from negmerge.data.feeds import Feed
+from negmerge.data.samples import to_device
 from negmerge.errors import ValueRangeError
 from negmerge.models.clip import reader
+from negmerge.models.outputs import logits_of
 
 BATCH = 250
 """Larger batches fall out of the cache: on a CPU 500 ran at two thirds of the speed."""
@@ -52,7 +54,7 @@ def predict(
         with torch.inference_mode():
             for picked in batches(len(feed)):
                 inputs, targets = feed.test_batch(picked)
-                parts.append(judge(model(inputs.to(device)), targets))
+                parts.append(judge(logits_of(model, to_device(inputs, device)), targets))
                 advance(len(picked))
     finally:
         model.train(training)

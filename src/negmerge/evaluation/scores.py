@@ -65,7 +65,8 @@ def score(found: Mapping[str, Predictions]) -> dict[str, Any]:
     if {"retain", "forget", "test"} <= found.keys():
         retain, forget, test = (found[k].confidence for k in ("retain", "forget", "test"))
         values["mia"] = mia_efficacy(retain, test, forget)
-    counts = {f"acc_{name}": size for name, size in sizes.items()} | {"mia": sizes["forget"]}
+    counts = {f"acc_{name}": size for name, size in sizes.items()}
+    counts["mia"] = sizes.get("forget", 0)
     values["intervals"] = {
         m: list(interval(values[m], counts[m])) for m in METRICS if values[m] is not None
     }

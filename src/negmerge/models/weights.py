@@ -38,6 +38,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     ([[1.0, 0.0], [0.0, 1.0]], {'id': 'x'})
     """
     names = {dtype: name for name, dtype in _TORCH.items()}
+    for name, tensor in tensors.items():
+        kind = getattr(tensor, "dtype", type(tensor).__name__)
+        if kind not in names:
+            raise MismatchError(
+                f"weights: {shown(name)} is {kind}; a file holds tensors of {_known()}"
+            )
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header, places = build_header(
         {name: (names[t.dtype], tuple(t.shape)) for name, t in sorted(plain.items())}, metadata
@@ -46,6 +52,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         write(descriptor, header, 0)
         for name, place in places.items():
             write(descriptor, plain[name].reshape(-1).view(torch.uint8).numpy().data, place)
+
+
+def _known() -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in _TORCH.values())
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.data.feeds import Batch, Indices, Relabelled
-from negmerge.errors import ValueRangeError
+from negmerge.data.samples import only_tensor
+from negmerge.errors import OptionError, ValueRangeError
 from negmerge.hyperparameters import HyperParameters, Positive
+from negmerge.models.outputs import logits_of
 from negmerge.rivals.registry import Range, Task, rival
 from negmerge.training import Trained
 
@@ -45,17 +47,22 @@ def across_boundary(model: nn.Module, batch: Batch, bound: float, pixels: bool) 
     [0, 1]
     """
     device = next(model.parameters()).device
-    inputs, labels = (tensor.to(device) for tensor in batch)
+    inputs, labels = only_tensor(batch[0], "boundary_shrink").to(device), batch[1].to(device)
+    if not inputs.is_floating_point():
+        raise OptionError(
+            f"boundary_shrink: the inputs are {inputs.dtype}; wanted floating point, which can be "
+            "moved by a little; use another rival"
+        )
     if pixels and not 0 <= float(inputs.min()) <= float(inputs.max()) <= 1:
         raise ValueRangeError(
             f"boundary_shrink: inputs reach from {inputs.min():.3g} to {inputs.max():.3g}; "
             "wanted pixels in [0, 1], or the option pixels=False"
         )
     inputs = inputs.detach().requires_grad_()
-    loss = nn.functional.cross_entropy(model(inputs).float(), labels)
+    loss = nn.functional.cross_entropy(logits_of(model, inputs).float(), labels)
     (slope,) = torch.autograd.grad(loss, inputs)
     with torch.no_grad():
         moved = inputs + bound * slope.sign()
         if pixels:
             moved = (moved.clamp(0, 1) * 255).round() / 255
-        return model(moved).argmax(1).cpu()
+        return logits_of(model, moved).argmax(1).cpu()

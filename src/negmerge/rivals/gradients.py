@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.data.feeds import Feed, Indices
+from negmerge.data.samples import to_device
+from negmerge.models.outputs import logits_of
 from negmerge.training import deterministic
 
 
@@ -20,8 +22,10 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def loss_gradient(model: nn.Module, feed: Feed, picked: Indices) -> Tensor:
     """The gradient of the summed cross-entropy of some samples, as they are, as one vector."""
     weights = list(trainable(model).values())
-    inputs, labels = (tensor.to(weights[0].device) for tensor in feed.test_batch(picked))
-    loss = nn.functional.cross_entropy(model(inputs).float(), labels, reduction="sum")
+    inputs, labels = feed.test_batch(picked)
+    device = weights[0].device
+    logits = logits_of(model, to_device(inputs, device)).float()
+    loss = nn.functional.cross_entropy(logits, labels.to(device), reduction="sum")
     found = torch.autograd.grad(loss, weights, materialize_grads=True)
     vector = torch.cat([gradient.reshape(-1) for gradient in found])
     return vector.to(torch.promote_types(vector.dtype, torch.float32))

@@ -106,6 +106,8 @@ def lambda_curves(
     """Forget and retain accuracy by λ, with the chosen point and what the criterion aims at."""
     charts: list[str] = []
     for metric, what in (("acc_forget", "forget"), ("acc_retain", "retain")):
+        if metric not in sweeps:
+            continue  # a module of one's own may come without that set
         chart = Chart(
             f"sweep-{what}",
             f"Accuracy on the {what} set by λ, with the λ that was chosen",
@@ -236,4 +238,5 @@ def attack(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
 
 
 def _both(row: Row) -> str:
-    return f"retain {row['acc_retain']:.2f} %, forget {row['acc_forget']:.2f} %"
+    kept = f"retain {row['acc_retain']:.2f} %, " if "acc_retain" in row else ""
+    return f"{kept}forget {row['acc_forget']:.2f} %"

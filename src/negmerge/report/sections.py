@@ -96,6 +96,8 @@ def tries(given: Material) -> Section:
 
 
 def trade_off(given: Material) -> Section:
+    if "acc_retain" not in given.frame:
+        raise collect.Missing("there is no retain set")
     text = (
         "To the right more is forgotten, upwards more is kept. Retraining is the aim where it was "
         "measured: forgetting more than it is not better."

@@ -35,6 +35,8 @@ def forgotten(scores: dict[str, Any]) -> str:
     count = sizes["forget"]
     if about.get("forgotten_class") is not None:
         return f"the class “{about['forgotten_class']}” of {data}, {count:,} training records"
+    if "retain" not in sizes:
+        return f"{count:,} training records of {data}"
     total = count + sizes["retain"]
     return f"{count:,} of the {total:,} training records of {data} ({100 * count / total:.1f} %)"
 

@@ -295,3 +295,45 @@ def test_an_attribute_of_the_same_name_is_not_overwritten():
     model.negmerge = "mine"
     with pytest.raises(nm.NegMergeError, match="model: has an attribute 'negmerge' of its own"):
         given(model, TensorDataset(x, y))
+
+
+# Hugging Face
+
+
+@quiet
+def test_a_hugging_face_image_classifier_with_its_page(tmp_path: Path):
+    from datasets import Dataset as Table
+    from transformers import ViTConfig, ViTForImageClassification
+
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    small |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4, "num_labels": 3}
+    model = ViTForImageClassification(ViTConfig(**small))
+    rows = {"pixel_values": torch.rand(12, 3, 8, 8).tolist(), "label": [0, 1, 2] * 4}
+    table = Table.from_dict(rows)
+    splits = {"forget": table, "retain": table.with_format("torch")}
+    forgot = nm.unlearn(model, splits, "uniform", pool=POOL, search=SEARCH, out=tmp_path / "run")
+    assert type(forgot) is ViTForImageClassification
+    seen = json.loads((tmp_path / "run/report/data/gradcam.json").read_text())
+    assert len(seen["rows"]) == 4
+    with pytest.raises(nm.NegMergeError, match=r"the input 'text' is list; wanted tensors or num"):
+        nm.unlearn(model, splits | {"forget": table.add_column("text", ["a"] * 12)}, pool=POOL)
+
+
+@quiet
+def test_a_hugging_face_text_classifier():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    small |= {"num_attention_heads": 2, "vocab_size": 20, "num_labels": 3}
+    model = BertForSequenceClassification(BertConfig(**small))
+    ids = torch.randint(20, (12, 5), generator=torch.Generator().manual_seed(0))
+    ones = torch.ones(5, dtype=torch.int64)
+    rows = [
+        {"input_ids": row, "attention_mask": ones, "labels": k % 3} for k, row in enumerate(ids)
+    ]
+    splits: dict[str, Any] = {"forget": rows, "test": rows}
+    forgot = nm.unlearn(model, splits, pool=POOL, search=SEARCH)
+    assert forgot.negmerge.scores["unlearned"]["samples"] == {"forget": 6, "test": 6}
+    wrong = [{"ids": row["input_ids"], "labels": 0} for row in rows]
+    with pytest.raises(nm.NegMergeError, match=r"refuses a batch of 'ids' torch.int64 of shape"):
+        nm.unlearn(model, splits | {"forget": wrong}, pool=POOL)

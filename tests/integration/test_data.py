@@ -27,6 +27,8 @@ from negmerge.data.datasets import load, resolve
 from negmerge.data.decode import Picture, decode
 from negmerge.data.places import ASSETS
 from negmerge.errors import FileError, OptionError
+from negmerge.recipe import load_recipe
+from negmerge.scenario import Scenario
 from running import negmerge
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedded_data.py"
@@ -257,6 +259,45 @@ def test_plain_labels_are_numbered_alike_in_both_splits(
         images = get(tmp_path / "set", cache, split)
         assert images.classes == classes
         assert [images.classes[label] for label in images.labels] == [str(v) for v in labels]
+
+
+def test_ids_that_are_numbers_or_missing(tmp_path, cache):
+    cells = [{"bytes": encoded(one), "path": None} for one in noise((3, 8, 8, 3))]
+    rows = {"image": cells, "label": [1, 0, 1], "key": [17, None, 5]}
+    features = Features({"image": ImageFeature(), "label": LABELS, "key": Value("int64")})
+    path = tmp_path / "set" / "train.parquet"
+    path.parent.mkdir()
+    Dataset.from_dict(rows, features=features).to_parquet(path)
+    images = get(path.parent, cache, id="key")
+    assert images.ids is not None
+    assert images.ids.tolist() == ["17", "", "5"]  # a list of records has no empty lines
+
+
+def test_records_are_forgotten_by_file_name(tmp_path, monkeypatch):
+    """The files of people who asked for it, although half of the data is held out."""
+    for split, name in (("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog")):
+        (tmp_path / "set" / split / name).mkdir(parents=True)
+        for k, pixels in enumerate(noise((10, 8, 8, 3))):
+            path = tmp_path / "set" / split / name / f"{name}-{k}.png"
+            path.write_bytes(encoded(pixels))
+    (tmp_path / "own.yaml").write_text(
+        "data: {name: set, size: 8}\nsplit: {forget: {ids: forget.txt}, validation: 0.5}\n"
+    )
+    asked = tmp_path / "forget.txt"
+    asked.write_bytes(b"\xef\xbb\xbfcat-3.png\r\ntrain/dog/dgo-7.png\r\n")
+    _, err = negmerge(tmp_path, "unlearn", "own.yaml", "--out", "run", code=2)
+    assert err == (
+        "error: forget.txt: 1 of 2 ids are not in the training set, the first is "
+        "'train/dog/dgo-7.png', did you mean 'train/dog/dog-7.png'?; ids here look like "
+        "'train/cat/cat-0.png' and 'train/dog/dog-9.png'\n"
+    )
+    assert not (tmp_path / "run").exists()
+    everyone = [f"cat-{k}.png" for k in range(5)] + [f"dog-{k}.png" for k in range(4)]
+    asked.write_text("\n".join(everyone))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEGMERGE_CACHE", str(tmp_path / "cache"))
+    sizes = Scenario(load_recipe("own.yaml")).describe()["sizes"]
+    assert sizes == {"retain": 1, "forget": 9, "validation": 10, "test": 20}
 
 
 def test_the_root_the_environment_and_the_hub_id(folder, cache, tmp_path, monkeypatch):

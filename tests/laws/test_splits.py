@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,38 +80,148 @@ def test_lists_of_positions_and_of_ids(tmp_path: Path):
     assert splits.forget.tolist() == [5, 17]
 
 
+def split_by(lines: str | bytes, tmp_path: Path, kind: str = "ids", ids=None, **options):
+    """The splits of 50 images by a list of records."""
+    file = tmp_path / "forget.txt"
+    file.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    train = labelled(50, ids=True)
+    if ids is not None:
+        train = replace(train, ids=np.array(ids) if len(ids) else None)
+    return make_splits(train, labelled(20), Forget(**{kind: file}), **options)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("5\n5\n", "indices", "1 records are listed twice"),
+        ("5\n7\n5\n", "indices", "1 of 3 records are listed twice, the first is '5'"),
         ("50\n", "indices", "record 1 is '50', wanted a position from 0 to 49"),
         ("-1\n", "indices", "wanted a position"),
         ("3.5\n", "indices", "wanted a position"),
+        ("9" * 5000, "indices", "wanted a position"),
         ("# nothing\n", "indices", "lists no records"),
-        ("img3\nnobody\n", "ids", "1 of 2 ids are not in the training set, the first is 'nobody'"),
-        (None, "ids", "cannot be read"),
+        ("img3\nimg3\n", "ids", "1 of 2 records are listed twice, the first is 'img3'"),
+        (b"\xff\xfei\x00", "ids", "cannot be read"),
     ],
 )
 def test_bad_lists(tmp_path: Path, text, kind, message):
-    file = tmp_path / "forget.txt"
-    if text is not None:
-        file.write_text(text)
     with pytest.raises(NegMergeError, match=message):
-        make_splits(labelled(50, ids=True), labelled(20), Forget(**{kind: file}))
+        split_by(text, tmp_path, kind)
 
 
-def test_records_that_were_never_trained_on_cannot_be_forgotten(tmp_path: Path):
+def test_a_list_that_is_not_there(tmp_path: Path):
+    with pytest.raises(NegMergeError, match="cannot be read"):
+        make_splits(labelled(50, ids=True), labelled(20), Forget(ids=tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "img3\nimmg17\nnobody\n",
+            "2 of 3 ids are not in the training set, the first is 'immg17', did you mean 'img17'?; "
+            "ids here look like 'img0' and 'img49'",
+        ),
+        ("img3\nxyzzy\n", "the first is 'xyzzy'; ids here look like 'img0' and 'img49'"),
+        ("id\nimg3\n", "'id' looks like the name of a column; remove the first line"),
+        ("id,label\nimg3,1\n", "'img3,1' has several columns; keep the ids alone, one per line"),
+        ("img3;1\n", "'img3;1' has several columns; keep the ids alone, one per line"),
+        ('"img3"\n', "did you mean 'img3'"),
+    ],
+)
+def test_unknown_ids_show_what_ids_look_like(tmp_path: Path, text, message):
+    with pytest.raises(NegMergeError) as told:
+        split_by(text, tmp_path)
+    assert message in str(told.value)
+
+
+PATHS = [f"train/{'cat' if k % 2 else 'dog'}/{k // 2}.png" for k in range(49)] + ["train/cat/x.png"]
+
+
+def test_bare_file_names_serve_where_one_record_has_them(tmp_path: Path):
+    assert split_by("x.png\ntrain/dog/3.png\n", tmp_path, ids=PATHS).forget.tolist() == [6, 49]
+    assert split_by("cat/3.png\n", tmp_path, ids=PATHS).forget.tolist() == [7]
+    assert split_by("24.png\n", tmp_path, ids=PATHS).forget.tolist() == [48]
+    candidates = "'3.png' may be 'train/dog/3.png' or 'train/cat/3.png'; write the whole id"
+    with pytest.raises(NegMergeError, match=candidates):
+        split_by("x.png\n3.png\n", tmp_path, ids=PATHS)
+    twice = "1 of 2 records are listed twice, the first is 'train/cat/x.png'"
+    with pytest.raises(NegMergeError, match=twice):
+        split_by("x.png\ntrain/cat/x.png\n", tmp_path, ids=PATHS)
+    # A whole id is never taken for the end of another.
+    whole = ["a/7", "7", *PATHS[2:]]
+    assert split_by("7\n", tmp_path, ids=whole).forget.tolist() == [1]
+
+
+def test_an_id_of_several_records_means_all_of_them(tmp_path: Path):
+    people = [f"person {k // 5}" for k in range(50)]
+    splits = split_by("person 2\nperson 0\n", tmp_path, ids=people)
+    assert splits.forget.tolist() == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+
+
+def test_lists_from_other_programs(tmp_path: Path):
+    windows = b"\xef\xbb\xbfimg5\r\n\r\n  img17 \r\n# comment\r\n"
+    assert split_by(windows, tmp_path).forget.tolist() == [5, 17]
+    assert split_by(b"\xef\xbb\xbf5\r\n17", tmp_path, "indices").forget.tolist() == [5, 17]
+    numbers = [str(1000 + k) for k in range(50)]
+    assert split_by("1005\n", tmp_path, ids=numbers).forget.tolist() == [5]
+
+
+def test_a_record_of_the_test_set_is_told(tmp_path: Path):
     file = tmp_path / "forget.txt"
-    file.write_text("\n".join(map(str, range(50))))
-    with pytest.raises(NegMergeError, match="10 of 50 records are not in the training data"):
-        make_splits(labelled(50), labelled(20), Forget(indices=file), validation=0.2)
+    file.write_text("img3\nother3\n")
+    test = replace(labelled(20), ids=np.array([f"other{k}" for k in range(20)]))
+    with pytest.raises(NegMergeError, match="'other3', which is in the test set"):
+        make_splits(labelled(50, ids=True), test, Forget(ids=file))
 
 
 def test_without_ids_a_list_of_ids_is_refused(tmp_path: Path):
+    with pytest.raises(NegMergeError, match=r"has no ids.*data.id.*split.forget.indices"):
+        split_by("img3\n", tmp_path, ids=[])
+
+
+@given(
+    listed=st.sets(st.integers(0, 499), min_size=1, max_size=100),
+    validation=st.sampled_from([0.1, 0.3]),
+    limit=st.sampled_from([None, 333]),
+)
+def test_what_is_drawn_leaves_listed_records_in_training(
+    tmp_path_factory, listed, validation, limit
+):
+    file = tmp_path_factory.mktemp("list") / "forget.txt"
+    file.write_text("\n".join(map(str, listed)))
+    given = labelled(500), labelled(200), Forget(indices=file), validation, 0, (limit, None)
+    splits = make_splits(*given)
+    assert splits.forget.tolist() == sorted(listed)
+    assert len(splits.validation) == round(validation * (limit or 500))
+    assert len(splits.train) + len(splits.validation) == (limit or 500)
+    assert not np.intersect1d(splits.validation, splits.forget).size
+    labels = labelled(500).labels
+    left = np.bincount(np.delete(labels, sorted(listed)), minlength=10)
+    if limit is None:  # each class gives the share of what is left of it
+        held = np.bincount(labels[splits.validation], minlength=10)
+        assert abs(held / held.sum() - left / left.sum()).max() < 0.1
+
+
+def test_a_limit_that_cannot_hold_the_list_is_told(tmp_path: Path):
+    many = "".join(f"img{k}\n" for k in range(10))
+    with pytest.raises(NegMergeError, match=r"lists 10 records, data\.limit\.train is 5; raise it"):
+        split_by(many, tmp_path, limit=(5, None))
+
+
+def test_draws_are_those_of_recorded_runs(tmp_path: Path):
+    """Whoever draws differently makes every recorded result another one."""
     file = tmp_path / "forget.txt"
-    file.write_text("img3\n")
-    with pytest.raises(NegMergeError, match="has no ids"):
-        make_splits(labelled(50), labelled(20), Forget(ids=file))
+    file.write_text("0\n2\n4\n7\n8\n9\n")  # none of them is drawn with this seed
+    cases = {
+        "90aaccaa9c71868d6c061b9d512ea81c": (Forget(fraction=0.1), 0.1, None, None),
+        "bd127edadb1a3e37baef956800ba783d": (Forget(fraction=0.3), 0.2, 333, 50),
+        "3b00991f71eddb2dcfb04e581340dabe": (Forget(**{"class": 3}), 0.1, None, None),
+        "06ea54ba08e65e3524516c7ddc5084f6": (Forget(**{"class": 3, "count": 7}), 0.1, 300, None),
+        "4bf3b772e818ff05fd0cf9e58833b839": (Forget(indices=file), 0.1, 400, None),
+    }
+    for fingerprint, (forget, validation, *limit) in cases.items():
+        splits = make_splits(labelled(500), labelled(200), forget, validation, 3, tuple(limit))
+        assert splits.fingerprint == fingerprint
 
 
 @given(validation=st.sampled_from([0.0, 0.2]), samples=st.integers(1, 400), seed=st.integers(0, 3))

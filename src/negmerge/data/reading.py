@@ -212,7 +212,9 @@ def _ids(
         if column not in table.features:
             there = ", ".join(shown(name) for name in table.features)
             raise FileError(f"{place}: no column {shown(column)} for the ids; there are: {there}")
-        return np.array([str(value) for value in _values(table, column)])
+        # An empty id is nobody's: no line of a list is empty.
+        given = _values(table, column)
+        return np.array(["" if value is None else str(value) for value in given])
     if isinstance(place, Local) and table.info.builder_name == "imagefolder":
         paths = [_known(cell["path"], place, scratch) for cell in _values(table, image)]
         return np.array([path.removeprefix(f"{place.path}/") for path in paths])

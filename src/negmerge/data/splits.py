@@ -7,7 +7,6 @@ that it saw.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.data.draws import seed_of
+from negmerge.data.records import positions_from, positions_of
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.hyperparameters import HELD_OUT
 
@@ -67,12 +67,21 @@ def make_splits(
     limit: use so many training and test images only, the same share of each class.
     """
     rng = np.random.default_rng(seed_of("splits", seed))
-    usable = balanced(train.labels, limit[0], rng)
+    listed = listed_to_forget(train, test, forget)
+    if listed is not None and limit[0] is not None and limit[0] < len(listed):
+        raise OptionError(
+            f"{forget.indices or forget.ids}: lists {len(listed)} records, data.limit.train is "
+            f"{limit[0]}; raise it or leave it out"
+        )
+    # What is drawn leaves the listed records where they are: among the training data.
+    is_listed = np.isin(np.arange(len(train)), [] if listed is None else listed)
+    usable = balanced(train.labels, limit[0], rng, last=~is_listed)
     tested = balanced(test.labels, limit[1], rng)
-    held = balanced(train.labels[usable], round(validation * len(usable)), rng)
+    count = round(validation * len(usable))
+    held = balanced(train.labels[usable], count, rng, last=is_listed[usable])
     held_out = usable[held] if validation else usable[:0]
     rest = np.setdiff1d(usable, held_out)
-    chosen, forgotten = chosen_to_forget(train, rest, forget, rng)
+    chosen, forgotten = (listed, None) if listed is not None else drawn(train, rest, forget, rng)
     retain = np.setdiff1d(rest, chosen)
     if forgotten is not None:
         # A model that never saw a class cannot be asked for it.
@@ -80,37 +89,32 @@ def make_splits(
         held_out = held_out[train.labels[held_out] != forgotten]
     for name, part in {"forget": chosen, "retain": retain, "test": tested}.items():
         if not len(part):
-            raise OptionError(f"split: the {name} set is empty; check split.forget and data.limit")
+            raise OptionError(f"split: the {name} set is empty; check split and data.limit")
     return Splits(retain, chosen, held_out, tested, forgotten)
 
 
-def chosen_to_forget(
+def listed_to_forget(train: Images, test: Images, forget: Forget) -> Indices | None:
+    """The positions that a list names, in rising order; None if nothing is listed."""
+    if forget.indices is not None:
+        return positions_from(read_lines(forget.indices), forget.indices, len(train))
+    if forget.ids is not None:
+        return positions_of(read_lines(forget.ids), forget.ids, train, test)
+    return None
+
+
+def drawn(
     train: Images, rest: Indices, forget: Forget, rng: np.random.Generator
 ) -> tuple[Indices, int | None]:
-    """The positions to forget, in rising order, and the class if it is a whole one."""
+    """The positions of a share or a class, in rising order, and the class if it is a whole one."""
     if forget.fraction is not None:
         count = max(round(forget.fraction * len(rest)), 1)
         return np.sort(rng.choice(rest, count, replace=False)), None
-    if forget.class_ is not None:
-        label = class_index(forget.class_, train.classes)
-        members = rest[train.labels[rest] == label]
-        if forget.count is None or forget.count >= len(members):
-            return members, label
-        return np.sort(rng.choice(members, forget.count, replace=False)), None
-    path = forget.indices or forget.ids
-    assert path is not None, "the recipe names one way to choose"
-    lines = read_lines(path)
-    if forget.indices is not None:
-        wanted = positions_from(lines, path, len(train))
-    else:
-        wanted = positions_of(lines, path, train.ids)
-    outside = np.setdiff1d(wanted, rest)
-    if len(outside):
-        raise OptionError(
-            f"{path}: {len(outside)} of {len(wanted)} records are not in the training data of this "
-            f"run, the first is position {outside[0]}; they were held out or left out by a limit"
-        )
-    return wanted, None
+    assert forget.class_ is not None, "the recipe names one way to choose"
+    label = class_index(forget.class_, train.classes)
+    members = rest[train.labels[rest] == label]
+    if forget.count is None or forget.count >= len(members):
+        return members, label
+    return np.sort(rng.choice(members, forget.count, replace=False)), None
 
 
 def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
@@ -130,7 +134,7 @@ def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
 def read_lines(path: Path) -> list[str]:
     """The lines of a list, without blanks and comments."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # Windows begins with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: cannot be read as a list of records: {error}") from error
     lines = [line.strip() for line in text.splitlines()]
@@ -138,39 +142,6 @@ def read_lines(path: Path) -> list[str]:
     if not found:
         raise FileError(f"{path}: lists no records; wanted one per line")
     return found
-
-
-def positions_from(lines: list[str], path: Path, size: int) -> Indices:
-    """Positions written as numbers, each once."""
-    for number, line in enumerate(lines, 1):
-        if not (line.isascii() and line.isdigit() and int(line) < size):
-            raise OptionError(
-                f"{path}: record {number} is {shown(line, 40)}, wanted a position from 0 to "
-                f"{size - 1}"
-            )
-    found = np.array([int(line) for line in lines], np.int64)
-    return _once(found, path)
-
-
-def positions_of(lines: list[str], path: Path, ids: NDArray[Any] | None) -> Indices:
-    """The positions of records named by id, each once."""
-    if ids is None:
-        raise OptionError(f"{path}: this data set has no ids; set data.id to its column of ids")
-    where: Mapping[str, int] = {str(name): i for i, name in enumerate(ids)}
-    lost = [line for line in lines if line not in where]
-    if lost:
-        raise OptionError(
-            f"{path}: {len(lost)} of {len(lines)} ids are not in the training set, the first is "
-            f"{shown(lost[0], 40)}"
-        )
-    return _once(np.array([where[line] for line in lines], np.int64), path)
-
-
-def _once(found: Indices, path: Path) -> Indices:
-    unique = np.unique(found)
-    if len(unique) < len(found):
-        raise OptionError(f"{path}: {len(found) - len(unique)} records are listed twice")
-    return unique
 
 
 def held_out_of(size: int) -> tuple[Indices, Indices]:
@@ -189,8 +160,15 @@ def held_out_of(size: int) -> tuple[Indices, Indices]:
     return order[: size - count], order[size - count :]
 
 
-def balanced(labels: NDArray[Any], count: int | None, rng: np.random.Generator) -> Indices:
+def balanced(
+    labels: NDArray[Any],
+    count: int | None,
+    rng: np.random.Generator,
+    last: NDArray[np.bool_] | None = None,
+) -> Indices:
     """Positions of `count` samples in rising order, as many of each class as its share gives.
+
+    last: which samples are taken only when there are no others.
 
     >>> labels = np.array([0, 0, 0, 0, 1, 1])
     >>> labels[balanced(labels, 3, np.random.default_rng(0))].tolist()
@@ -206,7 +184,8 @@ def balanced(labels: NDArray[Any], count: int | None, rng: np.random.Generator) 
     for label in np.unique(labels):
         members = order[labels[order] == label]
         shares[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return np.sort(order[np.argsort(shares[order], kind="stable")[:count]])
+    late = np.zeros(len(labels), bool) if last is None else last
+    return np.sort(order[np.lexsort((shares[order], late[order]))[:count]])
 
 
 @dataclass(frozen=True)

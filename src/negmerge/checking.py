@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from negmerge.criteria import criteria
 from negmerge.errors import OptionError
 from negmerge.merge.accumulator import foldable
 from negmerge.merge.rules import make_rule, rules
 from negmerge.merge.select import SELECTORS, Greedy
 from negmerge.recipe import Method, Recipe
-from negmerge.rivalry import check_rival
+from negmerge.rivalry import check_rival, plan_rivals
 from negmerge.rivals import rivals
+from negmerge.scenario import Part, Problem
 
 
 def check_methods(recipe: Recipe) -> None:
@@ -69,3 +73,60 @@ def check_selector(method: Method) -> None:
             ) from None
     if method.subset is not None:
         raise OptionError(f"method {method.title!r}: subset is for merge rules")
+
+
+def unasked(recipe: Recipe, problem: Problem) -> list[tuple[str, dict[str, Any]]]:
+    """The long trainings that come from a default and not from the recipe, and what each costs.
+
+    Each is a line for people, and the same for machines.
+    """
+    if recipe.clip is not None:
+        return []
+    epochs = recipe.train.epochs
+    default = "epochs" not in recipe.train.model_fields_set
+    needed = criteria.get(recipe.criterion).needs == "retrain"
+    own = ["original"] if recipe.model.weights is None else []
+    if recipe.retrain is not None and recipe.retrain.weights is None:
+        own.append("retrained")
+    told = {
+        "original": default,
+        "retrained": "retrain" not in recipe.model_fields_set and not needed,
+    }
+    parts: dict[str, Part] = {"original": "train", "retrained": "retain"}
+    sizes = {name: len(problem.training_feed(parts[name])) for name in own}
+    whole = epochs * sum(sizes.values()) + _later(recipe, problem)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name in (name for name in own if told[name]):
+        samples = epochs * sizes[name]
+        text = (
+            f"{WORDS[name][0]}: {epochs} epochs × {sizes[name]:,} records = {samples:,} samples, "
+            f"{100 * samples / whole:.0f} % of all training of this run; "
+            f"{WORDS[name][1].format(epochs=epochs)}"
+        )
+        facts = {"model": name, "epochs": epochs, "samples": samples, "share": samples / whole}
+        found.append((text, facts))
+    return found
+
+
+WORDS = {
+    "original": (
+        "training the original model",
+        "{epochs} epochs are the default: set train.epochs, or give a trained model as "
+        "model.weights",
+    ),
+    "retrained": (
+        "retraining without the forget set, to compare with",
+        "the recipe does not ask for it: `retrain: null` leaves it out, and Avg. Gap with it",
+    ),
+}
+
+
+def _later(recipe: Recipe, problem: Problem) -> int:
+    """The samples that the pool and the rivals will process."""
+    found = 0
+    if any(method.name not in rivals for method in recipe.methods):
+        epochs = sum(member.epochs for member in recipe.pool.members())
+        found += epochs * len(problem.training_feed("forget"))
+    nowhere = Path()
+    plans = plan_rivals(problem, recipe, lambda *_: nowhere, nowhere, (nowhere, ""))
+    return found + sum(job.samples(problem) for jobs in plans.values() for job in jobs)

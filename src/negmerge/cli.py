@@ -13,8 +13,8 @@ from cyclopts import App, CycloptsError, Parameter
 from negmerge.arguments import key_values, signed_scale, size
 from negmerge.errors import NegMergeError, printable
 from negmerge.interrupts import listen
-from negmerge.progress import make_progress
-from negmerge.terminal import human, say, show, warn
+from negmerge.progress import human, make_progress
+from negmerge.terminal import say, show, warn
 
 app = App(
     name="negmerge",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from negmerge.checking import check_methods
+from negmerge.checking import check_methods, unasked
 from negmerge.clip_scenario import make_problem
 from negmerge.criteria import Choice, choose
 from negmerge.errors import MismatchError, OptionError
@@ -164,6 +164,11 @@ class Pipeline(Workshop):
     def train_originals(self, original: Job, retrained: Job | None) -> None:
         """θ_ori on retain ∪ forget, and the reference that never saw the forget set."""
         jobs = [job for job in (original, retrained) if job is not None]
+        done = {job.out for job in jobs if job.done()}
+        places = {"original": self.folder.base, "retrained": self.folder.retrain}
+        for text, facts in unasked(self.recipe, self.problem):
+            if places[facts["model"]] not in done:
+                self.progress.note(text, **facts)
         self.train_all("training original and reference", jobs)
 
     def score_retrained(self, retrained: Job | None) -> Reference:

@@ -1,13 +1,19 @@
-"""How far a long job is: a bar on a terminal, JSON lines for machines, silence otherwise."""
+"""How far a long job is: a bar on a terminal, a line now and then in a pipe, JSON for machines."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from negmerge.errors import printable
+
 Mode = Literal["auto", "json", "quiet"]
+
+FIRST, EVERY = 10.0, 30.0
+"""Seconds of work until a stage has its first line, and between two lines."""
 
 
 class Progress(Protocol):
@@ -17,10 +23,11 @@ class Progress(Protocol):
     def __exit__(self, *error: object) -> None: ...
     def stage(self, name: str, total: int, unit: str = "bytes") -> None: ...
     def advance(self, count: int) -> None: ...
+    def note(self, text: str, **facts: Any) -> None: ...
 
 
 class Quiet:
-    """Says nothing."""
+    """Shows no progress; notes appear."""
 
     def __enter__(self) -> Quiet:
         return self
@@ -28,6 +35,10 @@ class Quiet:
     def __exit__(self, *error: object) -> None: ...
     def stage(self, name: str, total: int, unit: str = "bytes") -> None: ...
     def advance(self, count: int) -> None: ...
+
+    def note(self, text: str, **facts: Any) -> None:
+        """Say what deserves attention before work begins; facts: the same for machines."""
+        print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 class JsonLines(Quiet):
@@ -55,6 +66,43 @@ class JsonLines(Quiet):
                 "seconds_remaining": round((self.total - self.done) / rate, 1) if rate else None,
             }
             print(json.dumps(line), file=sys.stderr, flush=True)
+
+    def note(self, text: str, **facts: Any) -> None:
+        line = {"event": "note", "text": text} | facts
+        print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+class Lines(Quiet):
+    """A line on standard error when a stage lasts, and every 30 seconds: for pipes and logs.
+
+    Time runs from the first piece of work, so that a stage whose processes start slowly is not
+    taken for a long one.
+
+    clock: gives the seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None:
+        self.name, self.total, self.done, self.unit = name, total, 0, unit
+        self.begun: float | None = None
+
+    def advance(self, count: int) -> None:
+        now = self.clock()
+        self.done += count
+        if self.begun is None:
+            self.begun, self.before, self.due = now, self.done, now + FIRST
+        if self.begun < now >= self.due and self.before < self.done < self.total:
+            self.due = now + EVERY
+            left = (self.total - self.done) * (now - self.begun) / (self.done - self.before)
+            of = human(self.total) if self.unit == "bytes" else f"{self.total:,} {self.unit}"
+            share = f"{100 * self.done / self.total:.0f} % of {of}"
+            line = f"{self.name}: {share}, about {lasting(left)} left"
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 class Bar(Quiet):
@@ -89,6 +137,13 @@ class Bar(Quiet):
             self.shown = now
             self.bar.update(self.task, completed=self.done)
 
+    def note(self, text: str, **facts: Any) -> None:
+        if self.bar is None:
+            super().note(text)
+        else:  # above the bar
+            line = f"note: {printable(text)}"
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def _appear(self) -> None:
         from rich.console import Console
         from rich.progress import (
@@ -118,7 +173,32 @@ class Bar(Quiet):
 
 
 def make_progress(mode: Mode = "auto") -> Progress:
-    """The way to show progress: `auto` is a bar if standard error is a terminal."""
+    """The way to show progress: `auto` is a bar on a terminal, and lines elsewhere."""
     if mode == "json":
         return JsonLines()
-    return Bar() if mode == "auto" and sys.stderr.isatty() else Quiet()
+    if mode == "quiet":
+        return Quiet()
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+def human(count: Any) -> str:
+    """A number of bytes for people.
+
+    >>> human(37_763_689)
+    '37.8 MB'
+    """
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    power = min(len(str(int(count))) - 1, 14) // 3
+    return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
+
+
+def lasting(seconds: float) -> str:
+    """A time for people.
+
+    >>> lasting(8), lasting(200), lasting(4000)
+    ('8 s', '3 min', '1 h 7 min')
+    """
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if seconds < 3600 else f"{minutes // 60} h {minutes % 60} min"

@@ -9,17 +9,6 @@ from typing import Any
 from negmerge.errors import printable
 
 
-def human(count: Any) -> str:
-    """A number of bytes for people.
-
-    >>> human(37_763_689)
-    '37.8 MB'
-    """
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    power = min(len(str(int(count))) - 1, 14) // 3
-    return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
-
-
 def plain(text: str) -> str:
     """A text that rich shows as it is: neither markup nor control characters.
 

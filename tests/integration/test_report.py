@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,12 +18,14 @@ import yaml
 
 import negmerge as nm
 from negmerge.cli import main
+from negmerge.criteria import criteria
 from negmerge.errors import NegMergeError
 from negmerge.executors import InProcess
 from negmerge.pipeline import Pipeline
 from negmerge.progress import Quiet
-from negmerge.recipe import check_recipe
-from negmerge.report.colours import PAIRS
+from negmerge.recipe import check_recipe, load_recipe
+from negmerge.report import ranking, summary
+from negmerge.report.colours import PAIRS, SIGNS, looks_of
 from negmerge.rundir import Run
 from negmerge.scenario import Scenario
 from running import negmerge
@@ -85,11 +89,12 @@ def test_the_page_is_whole_and_needs_nothing(finished: Path):
     assert "A tiny run with &lt;tags&gt;, [/b] &amp; [more]" in page
     parts = re.findall(r'<section id="([\w-]+)".*?</section>', page, flags=re.DOTALL)
     drawn = re.findall(r'<section id="([\w-]+)"(?:(?!</section>).)*<svg', page, flags=re.DOTALL)
-    assert drawn == [
+    assert {
         "trade-off", "pool", "sweeps", "prefixes", "by-depth", "by-component", "dissent", "attack",
-    ]  # fmt: skip
-    assert parts == ["scores", *drawn, "gradcam", "repeat"]
-    assert page.count("<img ") == 4 * 5  # image, original, retrained, conflict, consensus
+    } <= set(drawn)  # fmt: skip
+    assert {"scores", *drawn, "gradcam", "repeat"} <= set(parts)
+    pictures = json.loads((finished / "report/data/gradcam.json").read_text())["rows"]
+    assert page.count("<img ") == sum(len(row["cells"]) for row in pictures) > 0
     assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert "http" not in re.sub(r"https?://www\.w3\.org\S+", "", page)
 
@@ -259,6 +264,107 @@ def test_what_was_not_measured_does_not_appear(copy: Path):
     assert "there is no retrained reference" in text
 
 
+def test_methods_are_sorted_by_the_criterion_and_the_chosen_one_is_marked(copy: Path):
+    values = {"uniform": 71.0, "consensus": 65.0, "most": 80.5, "finetune": 70.5}
+    scores = scores_of(copy)
+    scores["original"]["acc_test"] = 70.0  # match_holdout: forget accuracy nearest to this
+    for row in (scores["original"], scores["retrain"], *scores["methods"]):
+        row["acc_forget"] = values.get(row.get("method"), 90.0)
+        row |= {"acc_retain": 100.0, "mia": 0.0}
+        row["intervals"] |= {"acc_retain": [98.6, 100.0], "mia": [0.0, 11.4]}
+    (copy / "scores.json").write_text(json.dumps(scores))
+    page = page_of(copy)
+    text = words(page)
+    assert "Sorted by match_holdout" in text
+    table = pd.read_csv(copy / "report/tables/scores.csv")
+    assert list(table["method"])[2:] == ["finetune", "uniform", "consensus", "most"]
+    chosen = re.findall(r'<tr class="chosen">\s*<th[^>]*>.*?</th>', page, flags=re.DOTALL)
+    assert {words(row) for row in chosen} == {"● &nbsp;consensus unlearned model"}
+    # Intervals are never beyond 0 and 100.
+    exports = [path.read_text() for path in (copy / "report/tables").iterdir()]
+    ends = re.findall(r"\[(-?[\d.]+)(?:–|--)(-?[\d.]+)\]", " ".join([text, *exports]))
+    assert all(0 <= float(low) <= float(high) <= 100 for low, high in ends)
+    assert "100.00 [98.6–100.0]" in text
+    assert "±" not in text + "".join(exports)
+    assert f"retraining : {scores['methods'][0]['cost_ratio']:.2f} × the samples of" in text
+    assert "came nearest" not in text  # with 30 samples no two can be told apart
+    assert "is not distinguishable from" in text
+
+
+def test_by_keep_retain_what_keeps_too_little_comes_last(finished: Path):
+    both = {"consensus": (50, 93), "uniform": (40, 96), "most": (30, 94.9), "finetune": (45, 90)}
+    scores = scores_of(finished)
+    scores["original"]["acc_retain"] = 100.0
+    for row in scores["methods"]:
+        row["acc_forget"], row["acc_retain"] = both[row["method"]]
+    rows = ranking.ranked(scores, criteria.get("keep_retain"))
+    assert [row["method"] for row in rows] == ["uniform", "most", "consensus", "finetune"]
+    scores["methods"][1]["direction"] = "add"  # to learn: nothing to compare with the others
+    rows = ranking.ranked(scores, criteria.get("keep_retain"))
+    assert [row["method"] for row in rows] == ["most", "consensus", "finetune", "uniform"]
+    scores["original"]["acc_test"] = None
+    assert ranking.losses(scores, criteria.get("match_holdout")) == {}
+
+
+@pytest.mark.parametrize(("half", "apart"), [(0.2, True), (8.0, False)])
+def test_came_nearest_is_said_only_where_the_intervals_tell_methods_apart(finished, half, apart):
+    gaps = {"uniform": 1.0, "consensus": 3.0, "most": 4.0, "finetune": 20.0}
+    scores = scores_of(finished)
+    for row in (scores["retrain"], *scores["methods"]):
+        row["avg_gap"] = gaps.get(row.get("method"), 0.0)
+        row["intervals"] = {m: [row[m] - half, row[m] + half] for m in row["intervals"]}
+    assert summary.nearness(scores) == (
+        "Of 4 methods uniform came nearest to retraining, with an Avg. Gap of 1.00 points; "
+        "consensus has 3.00."
+        if apart
+        else "Of 4 methods uniform has the smallest Avg. Gap to retraining, 1.00 points, but is "
+        "not distinguishable from consensus and most: their 95 % intervals overlap."
+    )
+
+
+def test_without_retraining_its_cost_is_reckoned_from_the_recipe(finished: Path):
+    scores, recipe = scores_of(finished), load_recipe(finished / "recipe.yaml")
+    ratio = scores["methods"][0]["cost_ratio"]
+    assert summary.against_retraining(scores, recipe).startswith(
+        f"{ratio:.2f} × the samples of retraining, "
+    )
+    scores["retrain"] = scores["methods"][0]["cost_ratio"] = None
+    told = f"{ratio:.2f} × the samples that the recipe's own training would take for retraining."
+    assert summary.against_retraining(scores, recipe) == told
+
+
+def lab(colour: str) -> np.ndarray:
+    """A colour in OKLab."""
+    parts = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    axes = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.array(axes) @ np.cbrt(np.array(cones) @ linear)
+
+
+@pytest.mark.parametrize("recipe", ["demo", "desk_clip_mnist", "clip_ablations", "desk_cifar10"])
+def test_methods_of_one_page_are_told_apart(recipe: str):
+    titles = [method.title for method in load_recipe(recipe).methods]
+    looks = looks_of(["original", "retrained", *titles])
+    for one, two in combinations(looks.values(), 2):
+        assert one.marker in SIGNS
+        for scheme in (0, 1):
+            distance = np.linalg.norm(
+                lab(PAIRS[one.colour][scheme]) - lab(PAIRS[two.colour][scheme])
+            )
+            assert distance > 0.065, (one, two)
+    many = looks_of([f"own-{k}" for k in range(60)])
+    assert len({(look.colour, look.marker, look.dashes) for look in many.values()}) == 60
+
+
 # ------------------------------------------------------------------------------------ in a browser
 
 
@@ -413,6 +519,13 @@ def test_a_phone_does_not_scroll_sideways(browser):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 400
+        wide = """return [...document.querySelectorAll("table")].filter(table =>
+            table.getBoundingClientRect().width > 400 && !table.closest(".wide")).length"""
+        assert browser.execute_script(wide) == 0
+        summary = "return document.getElementById('t-summary').getBoundingClientRect().right"
+        assert browser.execute_script(summary) <= 400
+        cost = "return document.getElementById('against').getBoundingClientRect().bottom + scrollY"
+        assert browser.execute_script(cost) <= 800  # on the first screen
         small = """return [...document.querySelectorAll("svg.chart text")]
             .map(t => t.getBoundingClientRect().height).filter(h => h < 8).length"""
         assert browser.execute_script(small) == 0

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from negmerge.report.colours import PAIRS, Looks, look_of
+from negmerge.report.colours import PAIRS, Look, Looks, look_of
 
 INK, GRID, PAPER = "#010101", "#010102", "#010103"
 _PLACE = {name: f"#0200{k:02x}" for k, name in enumerate(PAIRS)}
@@ -45,13 +45,13 @@ _STYLE = {
 }
 
 
-def paint(name: str) -> str:
+def paint(look: Look) -> str:
     """The placeholder for a method's colour.
 
-    >>> paint("consensus") == paint("consensus") != paint("ties")
+    >>> paint(look_of("consensus")) == paint(look_of("consensus")) != paint(look_of("ties"))
     True
     """
-    return _PLACE[look_of(name)[0]]
+    return _PLACE[look.colour]
 
 
 class Chart:
@@ -85,6 +85,10 @@ class Chart:
             self.axes.set_xlabel(x)
             self.axes.set_ylabel(y)
 
+    def look(self, method: str) -> Look:
+        """How a method, a set or the members look here."""
+        return self.looks.get(method, look_of(method))
+
     def part(self, artist: Any, method: str, name: str = "") -> None:
         """Say which method an artist is of, and its name if it has one."""
         artist.set_gid(f"part-{len(self.parts)}")
@@ -94,23 +98,32 @@ class Chart:
         self, x: float, y: float, method: str, name: str, size: float = 8, **style: Any
     ) -> None:
         """A marker in the method's look."""
-        marker = self.looks.get(method, look_of(method))[1]
-        look: dict[str, Any] = {"marker": marker, "color": paint(method)}
+        own = self.look(method)
+        look: dict[str, Any] = {"marker": own.marker, "color": paint(own)}
         look |= {"markersize": size, "linestyle": "none", "markeredgewidth": 0.8}
         look |= style
         (artist,) = self.axes.plot([x], [y], **look)
         self.part(artist, method, name)
 
+    def ring(self, x: float, y: float, method: str) -> None:
+        """A ring about a point: the method that made the unlearned model."""
+        look: dict[str, Any] = {"color": INK, "fillstyle": "none", "markeredgewidth": 1.2}
+        (artist,) = self.axes.plot([x], [y], marker="o", markersize=18, linestyle="none", **look)
+        self.part(artist, method)
+
     def line(self, x: Iterable[float], y: Iterable[float], method: str, **style: Any) -> None:
-        """A line in the method's colour."""
-        look: dict[str, Any] = {"color": paint(method), "linewidth": 1.6}
+        """A line in the method's look."""
+        own = self.look(method)
+        look: dict[str, Any] = {"color": paint(own), "linewidth": 1.6}
+        if own.dashes:
+            look["linestyle"] = (0, own.dashes)
         look |= style
         (artist,) = self.axes.plot(list(x), list(y), **look)
         self.part(artist, method)
 
     def bar(self, place: float, value: float, method: str, name: str, **style: Any) -> None:
         """A horizontal bar."""
-        (artist,) = self.axes.barh([place], [value], color=paint(method), **style)
+        (artist,) = self.axes.barh([place], [value], color=paint(self.look(method)), **style)
         self.part(artist, method, name)
 
     def level(self, value: float, text: str, along: str = "x") -> None:

@@ -13,13 +13,15 @@ from typing import Any
 
 import pandas as pd
 
+from negmerge.criteria import Criterion
 from negmerge.errors import FileError, NegMergeError, shown
 from negmerge.evaluation.scores import avg_gap
 from negmerge.inspection import describe_patch
 from negmerge.merge.engine import merge
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
-from negmerge.report.tables import COLUMNS, grouped
+from negmerge.report.ranking import gap_interval, losses, ranked
+from negmerge.report.tables import COLUMNS
 from negmerge.rundir import Run
 from negmerge.search import read_rows
 from negmerge.task_vector import TaskVector
@@ -38,20 +40,35 @@ class NotMeasured(Missing):
     """A part that the scenario does not have; the summary says so."""
 
 
-def scores_frame(scores: dict[str, Any]) -> pd.DataFrame:
-    """Original, retrained, then every method, in the order of the terminal's table."""
+def scores_frame(scores: dict[str, Any], criterion: Criterion) -> pd.DataFrame:
+    """Original, retrained, then every method, in the order of the criterion.
+
+    What the criterion goes by has a column of its own unless it is one of the others.
+    """
+    retrain = scores["retrain"]
     rows = [{"method": "original"} | scores["original"]]
-    if scores["retrain"] is not None:
-        rows.append({"method": "retrained"} | scores["retrain"])
-    rows += [dict(row) for group in grouped(scores["methods"]) for row in group]
+    if retrain is not None:
+        rows.append({"method": "retrained"} | retrain)
+    rows += [dict(row) for row in ranked(scores, criterion)]
+    loss = losses(scores, criterion)
+    named = {row["method"]: row for row in scores["methods"]}
+    told = {name: value for name, value in loss.items() if value is not None}
+    apart = told and not any(
+        all(named[name][metric] == value for name, value in told.items())
+        for metric in ("acc_forget", "avg_gap")
+    )
     found: list[dict[str, Any]] = []
     for row in rows:
         one = {"method": row["method"], "data": row.get("splits"), "scale": row.get("scale")}
         for metric in COLUMNS:
             low, high = row["intervals"].get(metric, (None, None))
             one |= {metric: row[metric], f"{metric}_low": low, f"{metric}_high": high}
-        costs = ("evaluations", "samples_processed", "cost_ratio", "seconds")
-        for name in ("avg_gap", "sparsity", *costs):
+        if apart:
+            one[f"by_{criterion.name}"] = loss.get(row["method"])
+        one["avg_gap"] = row.get("avg_gap")
+        if retrain is not None and row["method"] != "retrained":
+            one["avg_gap_low"], one["avg_gap_high"] = gap_interval(row, retrain)
+        for name in ("sparsity", "evaluations", "samples_processed", "cost_ratio", "seconds"):
             one[name] = row.get(name)
         found.append(one)
     return pd.DataFrame(found).dropna(axis=1, how="all")

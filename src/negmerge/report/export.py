@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from negmerge.report.ranking import bracketed
 from negmerge.report.tables import COLUMNS
 
 LABELS = COLUMNS | {
@@ -33,10 +35,14 @@ PLAIN = {"scale", "weight_decay", "lr", "label_smoothing", "epochs"}
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what it is sorted by."""
+    """What is shown, what it is sorted by, and the interval of a number, if it has one."""
 
     text: str
     value: Any
+    interval: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class Table:
         """The cells, formatted.
 
         >>> frame = pd.DataFrame({"data": ["all"], "mia": [1.0], "mia_low": 0.5, "mia_high": 2.5})
-        >>> [cell.text for cell in Table("scores", "", frame).rows[0]]
-        ['all', '1.00 ± 1.00']
+        >>> [str(cell) for cell in Table("scores", "", frame).rows[0]]
+        ['all', '1.00 [0.5–2.5]']
         """
         found = self.frame.to_dict("records")
         return [[self._cell(row, name) for name in self.columns] for row in found]
@@ -84,11 +90,10 @@ class Table:
         if isinstance(value, float):
             if name in PLAIN:
                 return Cell(f"{value:.4g}", value)
+            bounds = [row.get(f"{name}_{end}", np.nan) for end in ("low", "high")]
+            known = all(end is not None and end == end for end in bounds)
             text = f"{value:.{PLACES.get(name, 2)}f}"
-            low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-            if low is not None and high is not None and low == low:
-                text += f" ± {(high - low) / 2:.2f}"
-            return Cell(text, value)
+            return Cell(text, value, bracketed(bounds) if known else "")
         return Cell(str(value), str(value))
 
     @cached_property
@@ -111,7 +116,7 @@ class Table:
         |---|---:|
         | a\\|b | 0.5 |
         """
-        lines = [self.labels, *([cell.text for cell in row] for row in self.rows)]
+        lines = [self.labels, *([str(cell) for cell in row] for row in self.rows)]
         text = ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines]
         rule = "|" + "|".join("---:" if n else "---" for n in self.numeric) + "|"
         return "\n".join([text[0], rule, *text[1:]])
@@ -124,7 +129,7 @@ class Table:
         """
         columns = "".join("r" if n else "l" for n in self.numeric)
         lines = [" & ".join(map(_tex, self.labels)) + r" \\", r"\midrule"]
-        lines += [" & ".join(_tex(cell.text) for cell in row) + r" \\" for row in self.rows]
+        lines += [" & ".join(_tex(str(cell)) for cell in row) + r" \\" for row in self.rows]
         return "\n".join(
             [
                 r"% \usepackage{booktabs}",
@@ -147,7 +152,7 @@ class Table:
 
 _TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
 _TEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_TEX |= {"λ": r"$\lambda$", "±": r"$\pm$", "×": r"$\times$", "−": r"$-$"}
+_TEX |= {"λ": r"$\lambda$", "–": "--", "×": r"$\times$", "−": r"$-$"}
 
 
 def _tex(text: str) -> str:

@@ -39,20 +39,22 @@ def trade_off(
     least = NEAR * records(scores)[0]["acc_retain"]
     near = [row for row in rows if row["acc_retain"] >= least]
     title = "Retain accuracy against forget error, for each pool member and each method"
-    drawings = [_scatter("trade-off", title, rows, looks)]
+    drawings = [_scatter("trade-off", title, rows, looks, first)]
     if 3 < len(near) < len(rows) and any(row["name"] == first for row in near):
         share = f"those that keep {100 * NEAR:.0f} % of the original's retain accuracy"
-        drawings.append(_scatter("trade-off-near", f"{title}: {share}", near, looks))
+        drawings.append(_scatter("trade-off-near", f"{title}: {share}", near, looks, first))
     return drawings
 
 
-def _scatter(id: str, title: str, rows: list[Row], looks: Looks) -> str:
+def _scatter(id: str, title: str, rows: list[Row], looks: Looks, first: str) -> str:
     forget = "forget error: 100 − accuracy on the forget set, %"
     chart = Chart(id, title, forget, "accuracy on the retain set, %", 4.2, looks)
     for row in rows:
         scale = f" (λ = {row['scale']:g})" if row.get("scale", np.nan) >= 0 else ""
         size = 9 if row["look"] == "members" else 10
         name = f"{row['name']}{scale}: {_both(row)}"
+        if row["name"] == first:
+            chart.ring(100 - row["acc_forget"], row["acc_retain"], first)
         chart.point(100 - row["acc_forget"], row["acc_retain"], row["look"], name, size=size)
     return chart.svg()
 
@@ -87,7 +89,7 @@ def spread(scores: pd.DataFrame, members: pd.DataFrame, looks: Looks, first: str
         patch_artist=False,
     )
     for part in (line for lines in box.values() for line in lines):
-        part.set(color=paint("members"), linewidth=1)
+        part.set(color=paint(chart.look("members")), linewidth=1)
         chart.part(part, "members")
     for k, row in enumerate(records(members)):
         name = f"member {row['member']} (λ = {row['scale']:g}): {_both(row)}"
@@ -137,7 +139,7 @@ def _curve(chart: Chart, title: str, rows: list[Row], metric: str, unit: str) ->
         if row["chosen"]:
             chart.point(row["scale"], row[metric], title, f"{name}, chosen", size=11, zorder=4)
         else:
-            chart.point(row["scale"], row[metric], title, name, size=4, marker="o")
+            chart.point(row["scale"], row[metric], title, name, size=5)
 
 
 def sparsity_by_members(prefixes: pd.DataFrame) -> list[str]:
@@ -148,7 +150,7 @@ def sparsity_by_members(prefixes: pd.DataFrame) -> list[str]:
         "members merged",
         "zeros, %",
     )
-    chart.line(prefixes["members"], prefixes["coin_flips"], "coin_flips", linestyle=(0, (4, 3)))
+    chart.line(prefixes["members"], prefixes["coin_flips"], "coin_flips")
     chart.line(prefixes["members"], prefixes["sparsity"], "consensus")
     for row in records(prefixes):
         n = row["members"]
@@ -223,7 +225,7 @@ def attack(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
             total = sum(row["count"] for row in rows)
             edges = [rows[0]["low"], *(row["high"] for row in rows)]
             shares = [100 * row["count"] / total for row in rows]
-            artist = chart.axes.stairs(shares, edges, color=paint(name), linewidth=1.6)
+            artist = chart.axes.stairs(shares, edges, color=paint(chart.look(name)), linewidth=1.6)
             top = rows[int(np.argmax(shares))]
             told = f"{name} under {model}: {total:,} images, {max(shares):.1f} % of them between "
             chart.part(artist, name, told + f"{top['low']:g} and {top['high']:g}")

@@ -83,7 +83,7 @@ class Builder:
             self.looks = self.attempt("the scores", lambda: given.looks) or {}
             found = [self.attempt(what, lambda m=make: m(given)) for what, make in SECTIONS.items()]
             sections = [section for section in found if section is not None]
-            top = self.attempt("the summary", lambda: summarise(scores))
+            top = self.attempt("the summary", lambda: summarise(scores, recipe))
         tables = [section.table for section in sections if section.table is not None]
         files = {f"tables/{k}": v for table in tables for k, v in table.files().items()}
         return {"index.html": self.render(recipe, scores, top, sections)} | files
@@ -167,15 +167,17 @@ def glued(text: str) -> str:
     return text.replace(" %", "\u00a0%").replace("λ = ", "λ\u00a0=\u00a0")
 
 
-def summarise(scores: dict[str, Any]) -> dict[str, Any]:
+def summarise(scores: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     """The words and the small table on top."""
     first = scores["methods"][0]
     return {
         "method": first["method"],
         "forgotten": summary.forgotten(scores),
         "sentence": summary.sentence(scores),
+        "nearness": summary.nearness(scores),
         "table": Table("summary", "The unlearned model", summary.how_well(scores)),
         "strength": summary.strength(scores),
+        "against": summary.against_retraining(scores, recipe),
         "cost": summary.cost(scores),
         "sparsity": first["sparsity"],
         "not_measured": summary.not_measured(scores),

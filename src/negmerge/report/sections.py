@@ -9,12 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from negmerge.criteria import criteria
+from negmerge.criteria import Criterion, criteria
 from negmerge.progress import Progress
 from negmerge.recipe import Recipe
 from negmerge.report import collect, figures
 from negmerge.report.colours import Looks, looks_of
 from negmerge.report.export import Table
+from negmerge.report.ranking import listed, losses
 from negmerge.report.tables import notes
 from negmerge.rundir import Run
 
@@ -36,6 +37,8 @@ class Section:
     open: bool = False
     notes: list[str] = field(default_factory=list)
     pictures: dict[str, Any] | None = None
+    lines: bool = False
+    """Whether methods are told apart by the dashes of lines too."""
 
 
 @dataclass
@@ -47,9 +50,13 @@ class Material:
     scores: dict[str, Any]
     progress: Progress
 
+    @property
+    def criterion(self) -> Criterion:
+        return criteria.get(self.recipe.criterion)
+
     @cached_property
     def frame(self) -> pd.DataFrame:
-        return collect.scores_frame(self.scores)
+        return collect.scores_frame(self.scores, self.criterion)
 
     @cached_property
     def members(self) -> pd.DataFrame:
@@ -66,7 +73,8 @@ class Material:
 
     @cached_property
     def looks(self) -> Looks:
-        return looks_of(self.methods)
+        rows = self.scores["methods"]  # in the recipe's order, whatever was measured
+        return looks_of(["original", "retrained", *(row["method"] for row in rows)])
 
     @property
     def searched(self) -> list[str]:
@@ -77,8 +85,16 @@ class Material:
 def all_methods(given: Material) -> Section:
     text = (
         "Every method beside the original and, where there is one, the model retrained without "
-        "the forget set. “Data” is what a method may see; ± is half of the 95 % interval."
+        "the forget set. “Data” is what a method may see; in brackets is the 95 % interval."
     )
+    loss = losses(given.scores, given.criterion)
+    if loss:
+        text += (
+            f" Sorted by {given.criterion.name} on the reported data: {given.criterion.summary}."
+        )
+    refused = [name for name, value in loss.items() if value is None]
+    if refused:
+        text += f" There it would not allow {listed(refused)}: these come last."
     added = [row["method"] for row in given.scores["methods"] if row.get("direction") == "add"]
     if added:
         text += f" Added, to learn the set instead of forgetting it: {', '.join(added)}."
@@ -100,7 +116,8 @@ def trade_off(given: Material) -> Section:
         raise collect.Missing("there is no retain set")
     text = (
         "To the right more is forgotten, upwards more is kept. Retraining is the aim where it was "
-        "measured: forgetting more than it is not better."
+        "measured: forgetting more than it is not better. The ring is about the method that made "
+        "the unlearned model."
     )
     try:
         members, names = given.members, ["members"]
@@ -131,13 +148,13 @@ def pool(given: Material) -> Section:
 def sweeps(given: Material) -> Section:
     text = (
         "What was measured at each λ, on the samples that choose it; large markers are the λ that "
-        "were chosen, dashed lines what the criterion aims at."
+        "were chosen, the straight dashed line is what the criterion aims at."
     )
     frame = collect.sweeps_frame(given.run, given.scores)
-    criterion = criteria.get(given.recipe.criterion)
-    drawings = figures.lambda_curves(frame, criterion, given.scores["retrain"], given.looks)
-    table = Table("sweeps", "Accuracy by λ", frame)
-    return Section("sweeps", "How λ was chosen", text, drawings, given.searched, table)
+    reference = given.scores["retrain"]
+    drawings = figures.lambda_curves(frame, given.criterion, reference, given.looks)
+    table, title = Table("sweeps", "Accuracy by λ", frame), "How λ was chosen"
+    return Section("sweeps", title, text, drawings, given.searched, table, lines=True)
 
 
 def prefixes(given: Material) -> Section:
@@ -150,7 +167,9 @@ def prefixes(given: Material) -> Section:
     table = Table("prefixes", "Zeros of the consensus of the first n members", frame)
     title = "Sparsity against the number of members"
     drawings = figures.sparsity_by_members(frame)
-    return Section("prefixes", title, text, drawings, ["consensus", "coin_flips"], table)
+    return Section(
+        "prefixes", title, text, drawings, ["consensus", "coin_flips"], table, lines=True
+    )
 
 
 def by_depth(given: Material) -> Section:

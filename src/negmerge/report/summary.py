@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 
 from negmerge.criteria import criteria
+from negmerge.recipe import Recipe
+from negmerge.report.ranking import gap_interval, listed, nearest
 from negmerge.report.tables import COLUMNS
 
 WORDS = {
@@ -54,6 +56,8 @@ def how_well(scores: dict[str, Any]) -> pd.DataFrame:
             row["unlearned_low"], row["unlearned_high"] = first["intervals"][metric]
         if scores["retrain"] is not None:
             row["retrained"] = scores["retrain"][metric]
+            if metric == "avg_gap":
+                row["unlearned_low"], row["unlearned_high"] = gap_interval(first, scores["retrain"])
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -75,17 +79,27 @@ def sentence(scores: dict[str, Any]) -> str:
         if retrain is not None:
             told += f" ({retrain['acc_retain']:.2f} %)"
     told += "."
-    gaps = {m["method"]: m["avg_gap"] for m in scores["methods"] if m["avg_gap"] is not None}
-    if gaps and len(gaps) > 1:
-        best = min(gaps, key=lambda name: gaps[name])
-        told += (
-            f" Of {len(gaps)} methods {best} came nearest to retraining, with an Avg. Gap of "
-            f"{gaps[best]:.2f} points"
-        )
-        if best != first["method"]:
-            told += f" against {gaps[first['method']]:.2f} of {first['method']}"
-        told += "."
     return told
+
+
+def nearness(scores: dict[str, Any]) -> str:
+    """Which method came nearest to retraining, as far as the intervals tell them apart."""
+    found = nearest(scores)
+    if found is None:
+        return ""
+    (best, alike), first = found, scores["methods"][0]["method"]
+    gaps = {row["method"]: row["avg_gap"] for row in scores["methods"]}
+    told = f"Of {len(gaps)} methods {best} "
+    if not alike:
+        told += f"came nearest to retraining, with an Avg. Gap of {gaps[best]:.2f} points"
+    else:
+        told += (
+            f"has the smallest Avg. Gap to retraining, {gaps[best]:.2f} points, but is not "
+            f"distinguishable from {listed(alike)}: their 95 % intervals overlap"
+        )
+    if first not in (best, *alike):
+        told += f"; {first} has {gaps[first]:.2f}"
+    return told + "."
 
 
 def strength(scores: dict[str, Any]) -> str:
@@ -112,18 +126,32 @@ def strength(scores: dict[str, Any]) -> str:
     return told
 
 
+def against_retraining(scores: dict[str, Any], recipe: Recipe) -> str:
+    """What the unlearning cost beside retraining, in one sentence."""
+    first, retrain, sizes = scores["methods"][0], scores["retrain"], scores["splits"]["sizes"]
+    ratio, told = first["cost_ratio"], "of"
+    if ratio is None and recipe.clip is None and recipe.model.weights is None:
+        ratio = first["samples_processed"] / (recipe.train.epochs * sizes["retain"])
+        told = "that the recipe's own training would take for"
+    if ratio is None:
+        return (
+            f"{first['samples_processed']:,} samples processed in training, "
+            f"{first['seconds']:.0f} s; there is no retraining to compare with."
+        )
+    text = f"{ratio:.2f} × the samples {told} retraining"
+    if retrain is not None and retrain["seconds"]:
+        text += f", {first['seconds']:.0f} s against {retrain['seconds']:.0f} s"
+    return f"{text}{'; retraining would have been cheaper' if ratio > 1 else ''}."
+
+
 def cost(scores: dict[str, Any]) -> str:
-    """What the unlearning took, beside retraining."""
-    first, retrain = scores["methods"][0], scores["retrain"]
-    told = (
+    """What the unlearning took."""
+    first = scores["methods"][0]
+    return (
         f"{first['samples_processed']:,} samples processed in training and "
-        f"{first['seconds']:.0f} s in all, {first['seconds_search']:.0f} s of it for the search"
+        f"{first['seconds']:.0f} s in all, {first['seconds_search']:.0f} s of it for the search. "
+        "Seconds are those of trainings, added up; several may have run at once."
     )
-    if first["cost_ratio"] is not None:
-        told += f". Training is {first['cost_ratio']:.2f} × the samples of retraining"
-        if retrain is not None and retrain["seconds"]:
-            told += f", which took {retrain['seconds']:.0f} s"
-    return told + ". Seconds are those of trainings, added up; several may have run at once."
 
 
 def not_measured(scores: dict[str, Any]) -> list[str]:
@@ -137,8 +165,8 @@ def not_measured(scores: dict[str, Any]) -> list[str]:
     if scores["retrain"] is None:
         found.append("distance to a model that never saw the data: there is no retrained reference")
     found.append(
-        f"spread over seeds: one run with seed {scores['seed']}; ± is half the 95 % interval from "
-        "the number of samples alone"
+        f"spread over seeds: one run with seed {scores['seed']}; the 95 % intervals "
+        "are from the number of samples alone"
     )
     if first.get("mia") is not None:
         found.append(

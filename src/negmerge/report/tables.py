@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from negmerge.errors import printable
+from negmerge.report.ranking import bracketed, nearest
 from negmerge.terminal import plain
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ def scores_table(scores: Mapping[str, Any]) -> list[RenderableType]:
     table.add_row(*_row("original", scores["original"], measured))
     if scores["retrain"] is not None:
         table.add_row(*_row("retrained", scores["retrain"], measured), end_section=True)
-    best = _best(scores["methods"])
+    best = nearest(scores)
     for group in grouped(scores["methods"]):
         for method in group:
-            style = "bold" if method["method"] == best else ""
+            style = "bold" if best == (method["method"], []) else ""
             last = method is group[-1]
             cells = _row(method["method"], method, measured)
             table.add_row(*cells, style=style, end_section=last)
@@ -78,7 +79,7 @@ def notes(scores: Mapping[str, Any]) -> list[str]:
     """What must be known to read the table."""
     sizes = scores["original"]["samples"]
     found = [
-        "± is half of the 95 % interval; numbers are of "
+        "In brackets: the 95 % interval; numbers are of "
         + ", ".join(f"{count:,} {name}" for name, count in sizes.items())
         + " samples."
     ]
@@ -108,17 +109,12 @@ def _row(name: str, row: Mapping[str, Any], measured: Sequence[str]) -> list[str
     scale = row.get("scale")
     cells = [name, row.get("splits", ""), "" if scale is None else f"{scale:g}"]
     for metric in measured:
-        low, high = row["intervals"].get(metric, (0, 0))
-        known = row[metric] is not None
-        cells.append(f"{row[metric]:.2f} ± {(high - low) / 2:.2f}" if known else "")
+        if row[metric] is None:
+            cells.append("")
+        else:
+            cells.append(f"{row[metric]:.2f} {bracketed(row['intervals'][metric])}")
     gap, sparsity = row.get("avg_gap"), row.get("sparsity")
     cells.append("" if gap is None else f"{gap:.2f}")
     cells.append("" if sparsity is None else f"{sparsity:.1f}")
     cells.append(f"{row['seconds']:.1f}")
     return cells
-
-
-def _best(methods: list[Mapping[str, Any]]) -> str | None:
-    """The method nearest to retraining, if that was measured."""
-    gaps = {m["method"]: m["avg_gap"] for m in methods if m["avg_gap"] is not None}
-    return min(gaps, key=lambda name: gaps[name]) if gaps else None

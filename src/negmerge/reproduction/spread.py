@@ -67,10 +67,10 @@ def drawn(frame: pd.DataFrame) -> str:
                 axes.plot(place + 0.08 * (k % 3 - 1), value, ".", color=grey, markersize=5)
             for row in own:
                 if row["method"] in SHOWN:
-                    colour, marker = looks[row["method"]]
+                    colour, marker, _ = looks[row["method"]]
                     axes.plot(place + 0.36, row["acc_forget"], marker, color=PAIRS[colour][0])
         for name in SHOWN:
-            colour, marker = looks[name]
+            colour, marker, _ = looks[name]
             axes.plot([], [], marker, color=PAIRS[colour][0], label=name)
         axes.plot([], [], ".", color=grey, label="members")
         axes.set_xticks(range(len(sets)), sets)

@@ -81,6 +81,12 @@ def weights(k: int, dtype: str = "F32") -> Model:
     }
 
 
+def lora() -> Model:
+    """What PEFT saves of a model with low-rank matrices beside its weights."""
+    stem = "base_model.model.blocks.0"
+    return {f"{stem}.lora_{part}.weight": ("F32", np.ones((2, 2))) for part in "AB"}
+
+
 def write_models(folder: Path, dtype: str = "F32") -> None:
     """Base and models as files."""
     for k, name in enumerate(POOL):
@@ -439,6 +445,20 @@ def folder_cases() -> None:
                 (folder / "bad" / name).write_bytes(packed(weights(1)))
 
         return build
+
+    def adapter(folder: Path) -> None:
+        (folder / "bad").mkdir()
+        (folder / "bad/adapter_config.json").write_text('{"peft_type": "LORA"}')
+        (folder / "bad/adapter_model.safetensors").write_bytes(packed(lora()))
+
+    wanted = ("a PEFT adapter", "merge_and_unload", "save_pretrained")
+    refused("folder-of-an-adapter", adapter, *wanted)
+    in_roles(
+        "file-of-an-adapter",
+        lambda folder: (folder / BAD).write_bytes(packed(lora())),
+        *wanted,
+        roles=["member", "base"],
+    )
 
     lacking = ("wanted model.safetensors or model.safetensors.index.json",)
     refused("folder-empty", folder_with(), *lacking)

@@ -23,6 +23,11 @@ from negmerge.header import MAX_HEADER, Header, TensorInfo, parse_json, read_hea
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = (
+    "a PEFT adapter (LoRA or the like), wanted a whole model; merge it into its base first: "
+    "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder), "
+    "and name that folder"
+)
 
 
 class Checkpoint:
@@ -144,6 +149,8 @@ class Checkpoint:
         index = folder / INDEX
         if not index.exists():
             if not (folder / SINGLE).exists():
+                if (folder / "adapter_config.json").exists():
+                    raise FileError(f"{folder}: {ADAPTER}")
                 found = sorted(p.name for p in folder.glob("*.safetensors"))
                 hint = f"; name one of its files instead: {', '.join(found[:5])}" if found else ""
                 raise FileError(f"{folder}: wanted {SINGLE} or {INDEX} in it{hint}")

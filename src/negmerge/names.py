@@ -27,6 +27,16 @@ def layer_of(name: str) -> tuple[str, int] | None:
     return None
 
 
+def is_adapter(names: Iterable[str]) -> bool:
+    """Whether there are low-rank matrices (LoRA) among tensors.
+
+    >>> is_adapter(["base_model.model.layers.0.q_proj.lora_A.weight"]), is_adapter(["a.weight"])
+    (True, False)
+    """
+    low_rank = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"}
+    return any(low_rank.intersection(name.split(".")) for name in names)
+
+
 def depth_by(names: Iterable[str]) -> Callable[[str], str]:
     """The depth of each tensor of a model: its layer's number, with its path if there are several.
 

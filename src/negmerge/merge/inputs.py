@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from negmerge.checkpoint import Checkpoint
+from negmerge.checkpoint import ADAPTER, Checkpoint
 from negmerge.dtypes import FLOATS, INTEGERS, SIZES
 from negmerge.errors import FileError, MismatchError, NegMergeError, OptionError, shown
 from negmerge.files import same_file
 from negmerge.fingerprint import fingerprint_of
 from negmerge.header import TensorInfo
-from negmerge.names import is_statistic
+from negmerge.names import is_adapter, is_statistic
 from negmerge.state_dict import Model, open_checkpoint
 from negmerge.task_vector import TaskVector
 
@@ -128,6 +128,9 @@ def check_fits(base: Checkpoint, model: Checkpoint, where: str) -> None:
     missing = base.tensors.keys() - model.tensors.keys()
     extra = model.tensors.keys() - base.tensors.keys()
     if missing or extra:
+        for place, one, other in ((where, model, base), (base.path, base, model)):
+            if is_adapter(one.tensors) and not is_adapter(other.tensors):
+                raise MismatchError(f"{place}: {ADAPTER}")
         raise MismatchError(f"{where}: {_key_trouble(base, model, missing, extra)}")
     for name, info in base.tensors.items():
         other = model.tensors[name]

@@ -263,7 +263,8 @@ def apply(
     patch
         What `negmerge merge` wrote.
     out
-        A .safetensors file, or a folder, which gets the base's configuration files too.
+        A .safetensors file, or a folder, which gets the base's configuration files too, and a
+        README.md of its own.
     negate
         λ ≥ 0: forget, θ − λτ.
     add

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.card import CARD, model_card
 from negmerge.checkpoint import INDEX, Checkpoint, aligned
 from negmerge.dtypes import FLOATS, NAMES, SIZES, Bytes, narrow, widen
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
@@ -92,7 +93,8 @@ def apply(
 
     base: a file, a folder or a state dict; it must be what the task vector was made from.
     vector: a TaskVector or a patch file.
-    out: a `.safetensors` file, or a folder, which gets the base's other files (config.json …) too.
+    out: a `.safetensors` file, or a folder, which gets the base's other files (config.json …) too,
+        and a README.md of its own.
     dtype: `keep`, or float64, float32, bfloat16 or float16 for all float tensors; the sum is
         rounded once, to the format that is written.
     shard_size: bytes of a shard at most; without it a folder keeps the base's shards.
@@ -119,6 +121,11 @@ def apply(
         else:
             with atomic_folder(path) as folder:
                 _write_folder(job, plan, folder)
+                settings = {} if dtype == "keep" else {"dtype": dtype}
+                if shard_size is not None:
+                    settings["shard-size"] = str(shard_size)
+                card = model_card(model, tau, job.changed, path.absolute().name, settings)
+                (folder / CARD).write_text(card, encoding="utf-8")
         return Applied(path, job.written, tau.nonzero, job.changed, job.clamped, job.lost)
 
 
@@ -133,7 +140,8 @@ def _write_folder(job: _Application, plan: Plan, folder: Path) -> None:
     if plan.index is not None:
         (folder / INDEX).write_bytes(plan.index)
     for path in plan.beside:
-        shutil.copyfile(path, folder / path.name)
+        if path.name.lower() != CARD.lower():  # it describes the base
+            shutil.copyfile(path, folder / path.name)
 
 
 class _Application:

@@ -55,6 +55,36 @@ def test_transformers_reads_a_sharded_folder(folders, tmp_path):
     assert (tmp_path / "cut" / "config.json").read_text() == (base / "config.json").read_text()
 
 
+def test_the_model_card_is_of_the_output_not_of_the_base(folders, tmp_path):
+    base, pool = folders
+    (base / "README.md").write_text("The best model.")
+    nm.merge(base, pool, out=tmp_path / "p.safetensors", quorum=0.6)
+    command = ["apply", str(base), str(tmp_path / "p.safetensors"), "--negate", "0.5"]
+    for out in ("one", "two"):
+        (tmp_path / out).mkdir()
+        main([*command, "--dtype", "bfloat16", "-o", str(tmp_path / out / "model")])
+    done = nm.apply(base, -0.5 * nm.TaskVector.load(tmp_path / "p.safetensors"), tmp_path / "three")
+    cards = [
+        (tmp_path / out / "README.md").read_text() for out in ("one/model", "two/model", "three")
+    ]
+    assert cards[0] == cards[1], "the same text wherever it is written"
+    assert "best" not in cards[0]
+    origin = nm.TaskVector.load(tmp_path / "p.safetensors").origin
+    for words in (
+        f"`base`, fingerprint `{origin.base}`",
+        "`p.safetensors`",
+        "`consensus` of 3",
+        "quorum=0.6",
+        "0.5, subtracted",
+        "negmerge apply base p.safetensors --negate 0.5 --dtype bfloat16 -o model",
+    ):
+        assert words in cards[0]
+    assert f"{done.changed:,} of " in cards[2]
+    assert "-o three" in cards[2]
+    nm.apply(base, 0.5 * nm.merge(base, pool), tmp_path / "four")
+    assert "a task vector in memory" in (tmp_path / "four" / "README.md").read_text()
+
+
 def test_shards_respect_their_size_and_match_the_single_file(folders, tmp_path):
     base, pool = folders
     tau = nm.merge(base, pool, out=tmp_path / "p")

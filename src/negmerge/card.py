@@ -1,0 +1,56 @@
+"""The README.md of a folder that `apply` writes: what this model is, and how to make it again."""
+
+from __future__ import annotations
+
+from shlex import quote
+
+from negmerge.checkpoint import Checkpoint
+from negmerge.errors import printable
+from negmerge.task_vector import TaskVector
+
+CARD = "README.md"
+
+
+def model_card(
+    base: Checkpoint, tau: TaskVector, changed: int, out: str, settings: dict[str, str]
+) -> str:
+    """A short model card.
+
+    It names files without their folders and no time, so that the same input gives the same text.
+
+    base, tau: what was added up; changed: how many elements of the base changed.
+    out: the name of the folder; settings: options of `negmerge apply` that were given.
+    """
+    origin, scale = tau.origin, abs(tau.scale)
+    verb, sign = ("minus", "negate") if tau.scale < 0 else ("plus", "add")
+    name = base.path.absolute().name if base.sources else "a state dict"
+    elements = sum(info.elements for info in base.tensors.values())
+    options = ", ".join(f"{key}={value}" for key, value in origin.options.items())
+    rows = {
+        "base": f"{_code(name)}, fingerprint {_code(origin.base)}",
+        "patch": _code(tau.path.name) if tau.path else "a task vector in memory",
+        "rule": f"{_code(origin.rule)} of {origin.n} fine-tuned models",
+        "options": _code(options) if options else "none",
+        "λ": f"{scale!r}, {'subtracted' if sign == 'negate' else 'added'}",
+        "changed": f"{changed:,} of {elements:,} elements",
+    }
+    lines = [
+        f"# {printable(out)}",
+        "",
+        f"This model is a base model {verb} λ times a task vector, written by `negmerge apply`.",
+        "The base's own model card does not describe it and is not copied.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in rows.items()),
+    ]
+    if tau.path and base.sources:
+        words = ["negmerge", "apply", name, tau.path.name, f"--{sign}", repr(scale)]
+        words += [word for key, value in settings.items() for word in (f"--{key}", value)]
+        lines += ["", "    " + printable(" ".join(map(quote, [*words, "-o", out])))]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """Text from outside, which must not become markup."""
+    return f"`{printable(text).replace('`', chr(39)).replace('|', '¦')}`"

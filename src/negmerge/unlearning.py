@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from negmerge.checking import check_methods
 from negmerge.criteria import criteria
 from negmerge.errors import MismatchError, OptionError, shown
 from negmerge.executors import InProcess
-from negmerge.files import file_digest, take_over
+from negmerge.files import file_digest, take_over, told_plainly
 from negmerge.hyperparameters import HyperParameters
 from negmerge.model_check import check_weights
 from negmerge.models.classifiers import final_linear
@@ -119,7 +119,7 @@ def unlearn(
         trained = depends = _check_rival(rival, splits, options, pool or search)
         samples = None
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = stack.enter_context(_scratch(out))
         save_model(scratch / "given.safetensors", model, {})
         digest = file_digest(scratch / "given.safetensors")
         own = OwnModel(model, splits, digest, seed, trained, depends, samples)
@@ -160,6 +160,19 @@ def unlearn(
     return forgot
 
 
+@contextmanager
+def _scratch(out: str | Path | None) -> Iterator[Path]:
+    """A temporary folder on the disk of the run, whose own folder is made only when all fits."""
+    place = None
+    if out is not None:
+        where = Path(out).absolute()
+        place = next(path for path in (where, *where.parents) if path.is_dir())
+    with told_plainly(place or Path(tempfile.gettempdir())):
+        made = tempfile.TemporaryDirectory(prefix=".negmerge-", dir=place)
+    with made as name:
+        yield Path(name)
+
+
 class OneRival(Pipeline):
     """A run of one rival from the module itself; its training is named by the module's weights."""
 
@@ -183,12 +196,7 @@ def _result(method: str, folder: Run, kept: bool, paged: bool) -> Unlearned:
 
 def _check_merge(splits: Mapping[str, Any], search: Search | None) -> Search:
     """The search with its criterion, which the splits must have a set for."""
-    _check_names(splits)
-    if "forget" not in splits or len(splits) < 2:
-        raise OptionError(
-            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and retain or "
-            "test or both"
-        )
+    _check_names(splits, "forget" in splits and len(splits) > 1)
     search = search or Search(limit=16.0)
     if search.criterion is None:
         criterion = "match_holdout" if "test" in splits else "keep_retain"
@@ -199,11 +207,11 @@ def _check_merge(splits: Mapping[str, Any], search: Search | None) -> Search:
     return search
 
 
-def _check_names(splits: Mapping[str, Any]) -> None:
-    unknown = sorted(set(splits) - set(SETS))
-    if unknown:
+def _check_names(splits: Mapping[str, Any], enough: bool) -> None:
+    if not enough or set(splits) - set(SETS):
         raise OptionError(
-            f"splits: got {', '.join(sorted(splits))}; wanted forget, and retain or test or both"
+            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and retain or "
+            "test or both"
         )
 
 
@@ -216,7 +224,7 @@ def _check_rival(
             f"{rival.name}: pool and search are for merged task vectors; leave them out"
         )
     parts = PARTS[rival.used(rival.resolve(options)[1])]
-    _check_names(splits)
+    _check_names(splits, True)
     missing = [part for part in parts if part not in splits]
     if missing:
         hint = ", or use_retain=False" if "use_retain" in rival.defaults else ""

@@ -137,7 +137,7 @@ class Checkpoint:
         self.close()
 
     def _open_file(self, path: Path) -> None:
-        descriptor = _open_regular(path)
+        descriptor = open_regular(path)
         self._closing.callback(os.close, descriptor)
         header = read_header(descriptor, path, len(self.files), self._own)
         self.files.append(path)
@@ -146,7 +146,7 @@ class Checkpoint:
         self._stats.append(_stamp(descriptor))
 
     def _open_folder(self, folder: Path) -> None:
-        index = folder / INDEX
+        index = inside(folder, INDEX)
         if not index.exists():
             if not (folder / SINGLE).exists():
                 if (folder / "adapter_config.json").exists():
@@ -154,11 +154,11 @@ class Checkpoint:
                 found = sorted(p.name for p in folder.glob("*.safetensors"))
                 hint = f"; name one of its files instead: {', '.join(found[:5])}" if found else ""
                 raise FileError(f"{folder}: wanted {SINGLE} or {INDEX} in it{hint}")
-            self._open_file(_inside(folder, SINGLE))
+            self._open_file(inside(folder, SINGLE))
             return
         weight_map = read_index(index)
         for name in sorted(set(weight_map.values())):
-            self._open_file(_inside(folder, name))
+            self._open_file(inside(folder, name))
         self._check_index(index, weight_map)
 
     def _check_index(self, index: Path, weight_map: Mapping[str, str]) -> None:
@@ -191,7 +191,7 @@ def aligned(nbytes: int) -> Bytes:
 
 def read_index(index: Path) -> dict[str, str]:
     """The checked weight map of a Hugging Face index: tensor name → shard name."""
-    descriptor = _open_regular(index)
+    descriptor = open_regular(index)
     with os.fdopen(descriptor, "rb") as file:
         raw = file.read(MAX_HEADER + 1)
     if len(raw) > MAX_HEADER:
@@ -214,11 +214,21 @@ def read_index(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """The path of a file of the folder, which may be a link only within its Hugging Face cache."""
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file of a folder, whether it exists or not; a link must not lead elsewhere.
+
+    In a Hugging Face cache the files of a folder are links, which may lead anywhere within the
+    cache of that repository.
+
+    >>> (getfixture("tmp_path") / "tokenizer.json").symlink_to("/etc/hostname")
+    >>> inside(getfixture("tmp_path"), "tokenizer.json")
+    Traceback (most recent call last):
+    negmerge.errors.FileError: .../tokenizer.json: links to /etc/hostname, outside ...
+    """
     path = folder / name
     home = folder.resolve()
-    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
+    kinds = ("models--", "datasets--")
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith(kinds):
         home = home.parent.parent
     try:
         target = path.resolve()
@@ -236,7 +246,25 @@ def _is_folder(path: Path) -> bool:
         raise FileError(f"{path}: cannot open: {error.strerror}") from error
 
 
-def _open_regular(path: Path) -> int:
+def read_inside(folder: Path, name: str, limit: int = MAX_HEADER) -> bytes | None:
+    """The content of a small file of a folder, by the rules of `inside`; None if there is none.
+
+    >>> read_inside(getfixture("tmp_path"), "config.json") is None
+    True
+
+    limit: bytes; a larger file is refused.
+    """
+    path = inside(folder, name)
+    if not os.path.lexists(path):
+        return None
+    with os.fdopen(open_regular(path), "rb") as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise FileError(f"{path}: larger than {limit} bytes")
+    return raw
+
+
+def open_regular(path: Path) -> int:
     """Open a file for reading that must be a plain one; never waits, as a pipe would let us."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

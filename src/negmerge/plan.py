@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from negmerge.checkpoint import INDEX, SINGLE, Checkpoint
+from negmerge.checkpoint import INDEX, SINGLE, Checkpoint, inside, open_regular
 from negmerge.dtypes import FLOATS, NAMES, SIZES
 from negmerge.errors import FileError
 from negmerge.header import build_header
@@ -50,9 +51,7 @@ def make_plan(model: Checkpoint, dtype: str, shard_size: int | None, single: boo
     folder = model.folder is not None
     beside = []
     if folder and not single:
-        beside = [
-            p for p in sorted(model.path.iterdir()) if p.is_file() and not p.name.endswith(WEIGHTS)
-        ]
+        beside = _beside(model.path)
     as_it_is = folder != single and len(model.files) > 0
     if dtype == "keep" and shard_size is None and as_it_is:
         # The base's own headers: with a scale of zero the files are the base's, byte for byte.
@@ -77,6 +76,14 @@ def make_plan(model: Checkpoint, dtype: str, shard_size: int | None, single: boo
     metadata = {"format": "pt"} | model.metadata
     groups = [list(kinds)] if single else _shards(model, kinds, shard_size)
     return _laid_out(groups, kinds, metadata, beside)
+
+
+def _beside(folder: Path) -> list[Path]:
+    """The small files of a folder: each a plain file of its own, or of its Hugging Face cache."""
+    found = [p for p in sorted(folder.iterdir()) if not p.is_dir() and not p.name.endswith(WEIGHTS)]
+    for path in found:
+        os.close(open_regular(inside(folder, path.name)))
+    return found
 
 
 def _shards(

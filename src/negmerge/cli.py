@@ -14,7 +14,7 @@ from negmerge.arguments import key_values, signed_scale, size
 from negmerge.errors import NegMergeError, printable
 from negmerge.interrupts import listen
 from negmerge.progress import human, make_progress
-from negmerge.terminal import say, show, warn
+from negmerge.terminal import say, show, unattended, warn
 
 app = App(
     name="negmerge",
@@ -137,7 +137,8 @@ def verify(run: Path, /) -> None:
     """
     from negmerge.rundir import Run
 
-    count = Run(run.parent if run.name == "manifest.json" else run).verify()
+    found = Run(run.parent if run.name == "manifest.json" else run)
+    count = found.check_own().verify()
     print(printable(f"{run}: {count} files as the manifest says"))
 
 
@@ -331,12 +332,13 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
     json_
         Print JSON instead of tables.
     """
-    from negmerge.rundir import Run, is_run
+    from negmerge.rundir import is_run, need_run
 
     if is_run(file):
+        run = need_run(file)
         from negmerge.report.runs import describe_run
 
-        found = describe_run(Run(file))
+        found = describe_run(run)
         if json_:
             print(json.dumps(found))
         else:
@@ -344,10 +346,10 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
 
             show(run_tables(found))
         return
-    from negmerge.inspection import inspect as run
+    from negmerge.inspection import inspect as describe
     from negmerge.inspection import render
 
-    found = run(file)
+    found = describe(file)
     if json_:
         print(json.dumps(found))
     else:
@@ -434,7 +436,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0, 2 for bad input with one line about it, 130 if interrupted."""
     listen()
     try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        with unattended():
+            app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (NegMergeError, CycloptsError) as error:
         print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None

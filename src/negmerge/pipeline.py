@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,7 @@ def run(
     else:
         out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
         recipe = load_recipe(recipe, changes)
-    folder = Run("runs/recipe" if out is None else out, lenders)
+    folder = Run("runs/recipe" if out is None else out, lenders).check_own()
     check_methods(recipe)
     progress = progress or Quiet()
     problem = make_problem(recipe, progress)
@@ -130,8 +129,7 @@ class Pipeline(Workshop):
             self.warnings.append("a pool of one member: every rule gives its own task vector")
         if about["looked"] and not self.criterion.looks:
             self.warnings.append("a set has one sample: λ is chosen on what is reported")
-        self.folder.manifest.unlink(missing_ok=True)
-        shutil.rmtree(self.folder.page.parent, ignore_errors=True)
+        self.folder.break_seal()
         write_file(self.folder.recipe, self.recipe.dump().encode())
 
     def plan_originals(self) -> tuple[Job, Job | None]:

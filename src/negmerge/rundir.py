@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -14,12 +15,17 @@ from platform import python_version
 from typing import Any
 
 from negmerge.errors import FileError, MismatchError, shown
-from negmerge.files import atomic_lock, file_digest, told_plainly, write_file
+from negmerge.files import SUFFIX, atomic_lock, file_digest, told_plainly, write_file
 from negmerge.parallel import available_workers
 
 FORMAT = "negmerge-run/1"
 PAGE = ("report/index.html", "report/tables/")
 """What `report` makes, and makes again."""
+PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+"""Names of methods, members and rivals."""
+STATE = re.compile(r"([0-9a-f]{16}|given|conflict)(\.\w+)?")
+SHOWN = re.compile(r"attack\.csv|gradcam\.json|gradcam-\d+-[A-Za-z0-9_-]+\.png")
+"""What a run calls its files: only those are ever removed."""
 
 
 class Run:
@@ -47,19 +53,64 @@ class Run:
 
     def member(self, name: str) -> Path:
         """The file of a pool member."""
-        return self.folder / "pool" / name / f"{name}.safetensors"
+        return self.folder / "pool" / self._plain(name) / f"{name}.safetensors"
 
     def rival(self, method: str, name: str) -> Path:
         """The file of a model that a rival trained."""
-        return self.folder / "rivals" / method / f"{name}.safetensors"
+        return self.folder / "rivals" / self._plain(method) / f"{self._plain(name)}.safetensors"
 
     def patch(self, method: str) -> Path:
         """The file of a merged task vector."""
-        return self.folder / "patches" / f"{method}.safetensors"
+        return self.folder / "patches" / f"{self._plain(method)}.safetensors"
 
     def sweep(self, method: str) -> Path:
         """The file of a λ sweep."""
-        return self.folder / "sweeps" / f"{method}.csv"
+        return self.folder / "sweeps" / f"{self._plain(method)}.csv"
+
+    def _plain(self, name: object) -> str:
+        """A name that is no path: names in `scores.json` are only as good as who wrote it."""
+        if not isinstance(name, str) or not PLAIN.fullmatch(name):
+            raise FileError(
+                f"{self.folder}: {shown(name)} is not the name of a method or a model; wanted "
+                "letters, digits, - and _"
+            )
+        return name
+
+    def inside(self, name: str) -> Path:
+        """The path of a file that the manifest names, which must be one of the run's."""
+        path = self.folder / name
+        plain = ".." not in path.parts and not Path(name).is_absolute()
+        if not plain or not path.resolve().is_relative_to(self.folder.resolve()):
+            raise FileError(f"{self.manifest} {shown(name)}: leads out of the run")
+        return path
+
+    def check_own(self) -> Run:
+        """Raise unless the folder holds files and folders only; gives the run.
+
+        A link could lead to files of others, which a run would then read, overwrite or remove. The
+        folder itself may be reached through one.
+        """
+        folders = [self.folder]
+        while folders:
+            try:
+                entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+            except FileNotFoundError:
+                continue  # not begun, or another process has just removed it
+            except OSError as error:
+                raise FileError(f"{error.filename}: cannot be read: {error.strerror}") from None
+            for entry in entries:
+                if entry.is_symlink():
+                    raise FileError(
+                        f"{entry.path}: is a link, and a run holds only files and folders of its "
+                        "own; remove it, or copy what it leads to"
+                    )
+                if entry.is_dir():
+                    folders.append(Path(entry.path))
+                elif not entry.is_file():
+                    raise FileError(
+                        f"{entry.path}: is neither a file nor a folder; remove it from the run"
+                    )
+        return self
 
     @property
     def finished(self) -> bool:
@@ -90,6 +141,7 @@ class Run:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Hold the folder: one run at a time."""
+        self.check_own()
         with told_plainly(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_lock(self.folder / ".lock"):
@@ -132,10 +184,14 @@ class Run:
 
         problem: a hash of what the recipe does not say, such as the content of files it names.
         artefacts: all files of this run. Models of an earlier recipe stay but are not listed;
-            its patches and sweeps go, they are made again in no time.
+            its patches and sweeps go, they are made again in no time. Files that the journal does
+            not know are somebody else's, and stay too.
         """
         for path in (*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")):
-            if path not in artefacts:
+            made = self.journal.get(f"{path.parent.name}/{path.stem}")
+            if path in artefacts or not path.is_file() or not isinstance(made, dict):
+                continue
+            if made.get("sha256") == file_digest(path):
                 path.unlink()
         files = self._entries(artefacts)
         manifest = {
@@ -167,7 +223,35 @@ class Run:
 
     def clear(self) -> None:
         """Remove the state of work in progress."""
-        shutil.rmtree(self.states, ignore_errors=True)
+        self._remove(self.states, STATE)
+
+    def break_seal(self) -> None:
+        """Remove the manifest, and the page with what it shows; other files beside them stay."""
+        tables = self.own_tables()
+        self.manifest.unlink(missing_ok=True)
+        for path in tables:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or not empty
+            self.tables.rmdir()
+        self._remove(self.data, SHOWN)
+        self._remove(self.page.parent, re.compile(re.escape(self.page.name)))
+
+    def own_tables(self) -> list[Path]:
+        """The tables of the page that the manifest lists, as they were written."""
+        files = self.sealed()["files"] if self.finished else {}
+        listed = {k: v for k, v in files.items() if k.startswith(PAGE[1]) and isinstance(v, dict)}
+        found = {self.inside(name): entry.get("sha256") for name, entry in listed.items()}
+        return [p for p, digest in found.items() if p.is_file() and digest == file_digest(p)]
+
+    def _remove(self, folder: Path, own: re.Pattern[str]) -> None:
+        """Remove the files of a folder that have the run's own names; then it, if it is empty."""
+        with told_plainly(folder):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                name = path.name.removeprefix(".").removesuffix(SUFFIX)
+                if own.fullmatch(name) and path.is_file():
+                    path.unlink()
+        with suppress(OSError):  # not there, or not empty
+            folder.rmdir()
 
     def _result(self, files: Mapping[str, Mapping[str, Any]]) -> str:
         """One hash of all that a repeated run gives again: everything but how long it took."""
@@ -195,9 +279,7 @@ class Run:
         for name, entry in files.items():
             if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
                 raise FileError(f"{self.manifest} {shown(name)}: has no sha256; it is damaged")
-            path = self.folder / name
-            if not path.resolve().is_relative_to(self.folder.resolve()):
-                raise FileError(f"{self.manifest} {shown(name)}: leads out of the run")
+            path = self.inside(name)
             if not path.is_file():
                 raise MismatchError(f"{path}: is missing; the manifest lists it")
             if (found := file_digest(path)) != entry["sha256"]:
@@ -210,10 +292,10 @@ class Run:
 
 
 def need_run(path: Path) -> Run:
-    """The run of a folder, finished or not."""
+    """The run of a folder, finished or not, which holds nothing but its own files."""
     if not is_run(path):
         raise FileError(f"{path}: is not a run, it has no recipe.yaml; name a run directory")
-    return Run(path)
+    return Run(path).check_own()
 
 
 def is_run(path: Path) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from negmerge.errors import printable
@@ -37,3 +40,21 @@ def say(result: dict[str, Any], line: str, as_json: bool) -> None:
 def warn(line: str) -> None:
     """Print a line about something that deserves attention."""
     print(f"warning: {line}", file=sys.stderr)
+
+
+@contextmanager
+def unattended() -> Iterator[None]:
+    """Let nothing ask the user: for the block, standard input is empty.
+
+    Libraries ask whether to run the Python of a model, and take what is piped in for the answer.
+
+    >>> with unattended():
+    ...     input("Do you wish to run the custom code? ")
+    Traceback (most recent call last):
+    EOFError: EOF when reading a line
+    """
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = before

@@ -88,7 +88,10 @@ class Workshop:
         place = job.out.relative_to(self.folder.folder)
         for lender in self.folder.lenders:
             theirs = replace(job, out=lender / place)
-            if job.steps and theirs.done():
+            # A link there could lead to any file.
+            own = theirs.out.parent.resolve() == lender.resolve() / place.parent
+            linked = theirs.out.is_symlink() or theirs.record.is_symlink()
+            if job.steps and own and not linked and theirs.done():
                 take_over(theirs.record, job.record)
                 take_over(theirs.out, job.out)
                 return True

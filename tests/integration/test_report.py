@@ -219,10 +219,13 @@ def test_what_was_changed_is_said(copy: Path, name: str, change: tuple[str, str]
 def test_only_exports_of_its_own_are_removed(copy: Path, tmp_path: Path):
     tables = copy / "report/tables"
     (tables / "notes").mkdir()
-    for name in ("old.csv", "mine.txt"):
+    for name in ("old.csv", "own.csv", "mine.txt"):
         (tables / name).write_text("x")
+    run = Run(copy)
+    run.enlist([run.page, tables / "old.csv"])  # as an earlier page had it
     nm.report(copy)
     assert not (tables / "old.csv").exists()
+    assert (tables / "own.csv").exists()
     assert (tables / "mine.txt").exists()
     assert (tables / "scores.csv").exists()
     shutil.rmtree(tables)
@@ -230,7 +233,7 @@ def test_only_exports_of_its_own_are_removed(copy: Path, tmp_path: Path):
     elsewhere.mkdir()
     (elsewhere / "own.csv").write_text("x")
     tables.symlink_to(elsewhere)
-    with pytest.raises(NegMergeError, match="leads out of the run; remove the link"):
+    with pytest.raises(NegMergeError, match="report/tables: is a link, and a run holds only"):
         nm.report(copy)
     assert [path.name for path in elsewhere.iterdir()] == ["own.csv"]
 

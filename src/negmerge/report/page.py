@@ -46,15 +46,13 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
     run = need_run(run.folder if isinstance(run, Run) else Path(run))
     with told_plainly(run.page):
         run.tables.mkdir(parents=True, exist_ok=True)
-        if not run.tables.resolve().is_relative_to(run.folder.resolve()):
-            raise FileError(f"{run.tables}: leads out of the run; remove the link")
     with alone_in(run.page.parent):
         builder = Builder(run, progress or Quiet())
-        files = builder.build()
+        files, before = builder.build(), builder.attempt("the tables", run.own_tables) or []
         for name, text in reversed(files.items()):  # the page last: then all of it is there
             write_file(run.page.parent / name, text.encode())
-        for old in run.tables.iterdir():  # exports of an earlier page, nobody else's files
-            if old.suffix[1:] in TYPES and f"tables/{old.name}" not in files and old.is_file():
+        for old in before:  # exports of an earlier page, nobody else's files
+            if f"tables/{old.name}" not in files:
                 old.unlink()
         if builder.manifest is not None:
             run.enlist([run.page.parent / name for name in files])
@@ -97,7 +95,7 @@ class Builder:
     def check_unchanged(self) -> None:
         """Raise if a file that the page shows is not the one that was sealed."""
         for name, entry in (self.manifest or {})["files"].items():
-            path = self.run.folder / name
+            path = self.run.inside(name)
             shown = path.suffix in (".json", ".csv", ".png") and not name.startswith(PAGE)
             if shown and path.is_file() and file_digest(path) != entry["sha256"]:
                 raise FileError(

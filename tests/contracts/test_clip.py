@@ -12,9 +12,11 @@ import torch
 from clips import CONFIG, make_clip, random_clip
 from negmerge.errors import NegMergeError
 from negmerge.models.clip import ClipClassifier, freeze_parts
+from negmerge.models.clip_config import check_config
 from negmerge.models.heads import zero_shot_head
-from negmerge.models.pretrained import ClipSource
+from negmerge.models.pretrained import ASSETS, ClipSource
 from negmerge.models.prompts import PLAIN, open_clip, prompts_of
+from negmerge.models.tokenizer import folder_tokenizer
 from negmerge.models.weights import load_tensors, save_tensors
 from negmerge.recipe import load_recipe, shipped
 
@@ -218,3 +220,50 @@ def test_every_shipped_clip_recipe_names_what_is_there(name):
         assert recipe.model.name in open_clip().list_models()
         assert open_clip().get_pretrained_cfg(recipe.model.name, recipe.clip.pretrained)
         assert recipe.clip.control.name == "imagenet"
+
+
+def test_every_architecture_of_open_clip_may_be_said_by_a_folder():
+    """All but those whose text side is a model of the Hub."""
+    for name in open_clip().list_models():
+        tree = {"model_cfg": open_clip().get_model_config(name)}
+        if "hf_model_name" in tree["model_cfg"]["text_cfg"]:
+            with pytest.raises(NegMergeError, match=r"text_cfg.hf_\w+: "):
+                check_config(Path(name), tree)
+        else:
+            assert check_config(Path(name), tree) is tree
+
+
+def test_the_tokenizer_of_a_folder_is_that_of_transformers(tmp_path: Path):
+    from transformers import AutoTokenizer, BertTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "cat", "##s", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    desk = ASSETS / "desk_clip"
+    for folder, texts in (
+        (tmp_path / "bert", ["A photo of cats.", "photo dog"]),
+        (desk, ["a photo of the cat.", "a photo of the number: 7."]),
+    ):
+        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        options = {"max_length": 12, "padding": "max_length", "truncation": True}
+        wanted = theirs([text.lower() for text in texts], return_tensors="pt", **options).input_ids
+        text = {"context_length": 12, "tokenizer_kwargs": {"clean": "lower"}}
+        assert torch.equal(folder_tokenizer(folder, text)(texts), wanted)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json: is not a tokenizer"),
+        ("tokenizer_config.json", "[", "tokenizer_config.json: cannot be read as JSON"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: wanted a JSON object"),
+        ("tokenizer_config.json", '{"pad_token": 5}', "pad_token: wanted text; got '5'"),
+        ("special_tokens_map.json", '{"auto_map": ["a"]}', "auto_map: the folder asks for Python"),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_line(file, content, message, tmp_path: Path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(ASSETS / "desk_clip" / name, tmp_path / name)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(NegMergeError, match=message):
+        folder_tokenizer(tmp_path, {})

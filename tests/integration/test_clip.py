@@ -380,13 +380,25 @@ WEIGHTS, HEADS = "open_clip_model.safetensors", "class_embeddings.safetensors"
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (config_without("model_cfg", "text_cfg"), "text_cfg: wanted a mapping"),
-        (config_without("model_cfg", "vision_cfg", "image_size"), "image_size: got None"),
-        (config_with([16, 16, 3], "model_cfg", "vision_cfg", "image_size"), "wanted one or two"),
-        (config_with(0.5, "preprocess_cfg", "mean"), "preprocess_cfg.mean: got 0.5"),
-        (config_with(["a"] * 3, "preprocess_cfg", "mean"), "wanted three numbers"),
-        (config_with([0.2, 0.0, 0.2], "preprocess_cfg", "std"), "wanted three numbers"),
-        (config_with([], "model_cfg"), "is not the configuration of a CLIP"),
+        (config_without("model_cfg", "text_cfg"), "model_cfg.text_cfg: field required"),
+        (
+            config_without("model_cfg", "vision_cfg", "image_size"),
+            "vision_cfg.image_size: field required",
+        ),
+        (
+            config_with([16, 16, 3], "model_cfg", "vision_cfg", "image_size"),
+            "image_size: input should be a valid integer or list",
+        ),
+        (
+            config_with(0.5, "preprocess_cfg", "mean"),
+            "preprocess_cfg.mean: input should be a valid list; got",
+        ),
+        (config_with(["a"] * 3, "preprocess_cfg", "mean"), "preprocess_cfg.mean.0: input should"),
+        (
+            config_with([0.2, 0.0, 0.2], "preprocess_cfg", "std"),
+            "std.1: input should be greater than 0",
+        ),
+        (config_with([], "model_cfg"), "model_cfg: input should be a valid dictionary"),
         (tensors_with(WEIGHTS, "visual.proj", lambda t: t * torch.nan), "are not finite"),
         (tensors_with(HEADS, "mnist", lambda t: t * torch.nan), "are not finite"),
         (tensors_with(HEADS, "mnist", lambda t: t[:, 1:]), "takes 15 features, the image encoder"),

@@ -17,11 +17,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from negmerge.checkpoint import Checkpoint
+from negmerge.checkpoint import Checkpoint, inside, read_inside
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.files import file_digest, write_file
 from negmerge.models.clip import TEXT
+from negmerge.models.clip_config import check_config, refuse_code
 from negmerge.models.prompts import open_clip
+from negmerge.models.tokenizer import folder_tokenizer
 from negmerge.models.transformers_clip import (
     model_config,
     preprocess_config,
@@ -29,6 +31,7 @@ from negmerge.models.transformers_clip import (
     translated,
 )
 from negmerge.models.weights import check_fit, load_tensors, save_tensors
+from negmerge.terminal import unattended
 
 ASSETS = Path(str(files("negmerge") / "assets"))
 CONFIG, FOREIGN = "open_clip_config.json", "config.json"
@@ -89,25 +92,22 @@ class ClipSource:
             return {"model_cfg": deepcopy(model), "preprocess_cfg": tag}
         path = self.folder / (FOREIGN if self.foreign else CONFIG)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_inside(self.folder, path.name) or b"")
             if self.foreign:
-                found = {"model_cfg": model_config(found), "preprocess_cfg": self._shown_foreign()}
-            found = {"model_cfg": found["model_cfg"], "preprocess_cfg": found.get("preprocess_cfg")}
-            found["preprocess_cfg"] = found["preprocess_cfg"] or {}
-            check_config(**found)
+                refuse_code(path, found)
+                model = model_config(found)
+                # Without a file for the images, they are prepared as for OpenAI's.
+                shown_as = json.loads(read_inside(self.folder, PREPROCESSOR) or b"{}")
+                refuse_code(self.folder / PREPROCESSOR, shown_as)
+                found = {"model_cfg": model, "preprocess_cfg": preprocess_config(shown_as)}
+            check_config(path, found)
         except OptionError as error:
             raise FileError(f"{self.folder}: {error}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+                RecursionError) as error:  # fmt: skip
             why = str(error) if isinstance(error, ValueError) else repr(error)
             raise FileError(f"{path}: is not the configuration of a CLIP: {why}") from None
-        return found
-
-    def _shown_foreign(self) -> dict[str, Any]:
-        """How `transformers` prepares images for it; without a file, as for OpenAI's."""
-        path = None if self.folder is None else self.folder / PREPROCESSOR
-        if path is None or not path.is_file():
-            return {}
-        return preprocess_config(json.loads(path.read_text(encoding="utf-8")))
+        return {name: found.get(name) or {} for name in ("model_cfg", "preprocess_cfg")}
 
     def _near(self) -> str:
         near = get_close_matches(self.name, open_clip().list_models(), 3)
@@ -192,7 +192,7 @@ class ClipSource:
         if self.folder is not None:
             for name in WEIGHTS:
                 if (self.folder / name).is_file():
-                    return self.folder / name
+                    return inside(self.folder, name)
             raise FileError(
                 f"{self.folder}: has none of {', '.join(WEIGHTS)}; `negmerge convert` makes one "
                 "of a pickle"
@@ -232,7 +232,7 @@ class ClipSource:
     @property
     def embeddings(self) -> Path | None:
         """The file of ready-made class embeddings, if there is one."""
-        path = None if self.folder is None else self.folder / EMBEDDINGS
+        path = None if self.folder is None else inside(self.folder, EMBEDDINGS)
         return path if path is not None and path.is_file() else None
 
     # ------------------------------------------------------------------------------------- making
@@ -252,8 +252,9 @@ class ClipSource:
         try:
             with _quiet():
                 return kind(**config)
-        except (TypeError, ValueError, RuntimeError, OSError, KeyError) as error:
-            why = " ".join(str(error).split())
+        except (TypeError, ValueError, ArithmeticError, AssertionError, LookupError, OSError,
+                RuntimeError) as error:  # fmt: skip
+            why = " ".join(str(error).split()) or type(error).__name__
             raise OptionError(f"model.name {shown(self.name)}: cannot be built: {why}") from None
 
     @cached_property
@@ -323,43 +324,26 @@ class ClipSource:
 
     def tokenizer(self) -> Any:
         """What turns sentences into tokens."""
-        if self.foreign:
-            length = self.config["model_cfg"]["text_cfg"]["context_length"]
-            return open_clip().SimpleTokenizer(context_length=length)
+        text = self.config["model_cfg"]["text_cfg"]
+        own = bool(text.get("hf_tokenizer_name"))
         with _quiet():
-            return open_clip().get_tokenizer(
-                self.name if self.folder is None else f"local-dir:{self.folder}"
-            )
-
-
-def check_config(model_cfg: Any, preprocess_cfg: Any) -> None:
-    """Raise ValueError or TypeError unless a configuration has what is read from it."""
-    for part in ("vision_cfg", "text_cfg"):
-        if not isinstance(model_cfg.get(part), dict):
-            raise ValueError(f"model_cfg.{part}: wanted a mapping")
-    size = model_cfg["vision_cfg"].get("image_size")
-    sides = size if isinstance(size, list | tuple) else [size, size]
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(
-            f"model_cfg.vision_cfg.image_size: got {size!r}, wanted one or two numbers"
-        )
-    for field, least in (("mean", None), ("std", 0)):
-        values = preprocess_cfg.get(field)
-        if values is not None and not (
-            isinstance(values, list | tuple)
-            and len(values) == 3
-            and all(isinstance(v, int | float) and (least is None or v > least) for v in values)
-        ):
-            raise ValueError(f"preprocess_cfg.{field}: got {values!r}, wanted three numbers")
+            if self.folder is None:
+                options = {"trust_remote_code": False} if own else {}
+                return open_clip().get_tokenizer(self.name, **options)
+            if own:
+                return folder_tokenizer(self.folder, text)
+            options = {k: v for k, v in (text.get("tokenizer_kwargs") or {}).items() if v}
+            length = text.get("context_length", 77)
+            return open_clip().SimpleTokenizer(context_length=length, **options)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log lines and the progress bars of the library; what goes wrong is told by us."""
+    """Without log lines, progress bars and questions of the library; we say what goes wrong."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unattended():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -668,17 +668,19 @@ def test_the_hub_is_asked_for_one_set_part_and_revision(folder, cache, monkeypat
     asked = []
 
     def hub(path, name, revision, **options):
-        asked.append((path, name, revision, options["streaming"]))
-        return from_disk(str(folder), **options)
+        asked.append((path, name, revision))
+        builder = from_disk(str(folder), **options)
+        builder.download_and_prepare = None  # rows are streamed
+        return builder
 
-    from_disk = datasets.load_dataset
-    monkeypatch.setattr(datasets, "load_dataset", hub)
+    from_disk = datasets.load_dataset_builder
+    monkeypatch.setattr(datasets, "load_dataset_builder", hub)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     source = resolve("someone/birds", size=8, config="small")
     images = load(source, "test", revision="v2", cache=cache)
     np.testing.assert_array_equal(images.pixels, noise((4, 8, 8, 3), 1))
-    assert {*asked} == {("someone/birds", "small", "v2", True)}
-    monkeypatch.setattr(datasets, "load_dataset", None)
+    assert {*asked} == {("someone/birds", "small", "v2")}
+    monkeypatch.setattr(datasets, "load_dataset_builder", None)
     assert load(source, "test", revision="v2", cache=cache).fingerprint == images.fingerprint
     with pytest.raises(
         FileError, match=r"looked for huggingface.co/datasets/someone/birds: .*; set"

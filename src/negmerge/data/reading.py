@@ -5,9 +5,11 @@ Rows are streamed: only the split that is wanted is fetched, and no second copy 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,12 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.data.card import check_card
 from negmerge.data.decode import Picture
 from negmerge.data.places import Hub, Local, files_of
 from negmerge.errors import FileError, NegMergeError, printable, shown
+from negmerge.terminal import unattended
 
 PICTURES_AT_ONCE = 64
 LABELS_AT_ONCE = 8192
+
+# Others of `datasets` take the names of files from the data, or open formats that link to files.
+BUILDERS = ("parquet", "imagefolder")
 
 # Where the name of a folder has one of these, `datasets` takes it for a pattern.
 PATTERNS = ("[", "*", "?", "{", "::", "://")
@@ -87,15 +94,20 @@ def open_rows(
 def _open(
     place: Local | Hub, splits: Sequence[str], scratch: Path, columns: list[str] | None = None
 ) -> Any:
-    from datasets import config, load_dataset
+    from datasets import config, load_dataset_builder
 
-    options: dict[str, Any] = {"streaming": True, "cache_dir": str(scratch / "cache")}
+    options: dict[str, Any] = {"cache_dir": str(scratch / "cache")}
+    if "trust_remote_code" in signature(load_dataset_builder).parameters:
+        options["trust_remote_code"] = False  # later versions run no scripts, and have no such word
     if columns is not None:
         options |= {"columns": columns, "batch_size": LABELS_AT_ONCE}
     if isinstance(place, Hub):
         if config.HF_HUB_OFFLINE:
             raise ConnectionError("HF_HUB_OFFLINE is set")
-        return load_dataset(place.id, name=place.config, revision=place.revision, **options)
+        where = {"name": place.config, "revision": place.revision}
+        return _streamed(load_dataset_builder(place.id, **where, **options), place, scratch)
+    if place.path.is_dir():
+        check_card(place.path)
     folder, data_files = str(place.path), _folders(place.path, splits)
     if place.path.is_file():
         folder, data_files = (
@@ -105,7 +117,35 @@ def _open(
     elif any(sign in folder for sign in PATTERNS):
         inner = {name.removeprefix(f"{folder}/"): Path(name) for name in files_of(place.path)}
         folder = _linked(inner, scratch)
-    return load_dataset(folder, data_files=data_files, **options)
+    builder = load_dataset_builder(folder, data_files=data_files, **options)
+    return _streamed(builder, place, scratch)
+
+
+def _streamed(builder: Any, place: Local | Hub, scratch: Path) -> Any:
+    """The splits of a set: parquet or pictures, and of a folder only files of its own."""
+    if builder.name not in BUILDERS:
+        raise FileError(
+            f"{place}: its files would be read as {shown(builder.name)}; wanted parquet, or "
+            "pictures in a folder for each class"
+        )
+    homes = _homes(place, scratch)
+    for files in (builder.config.data_files or {}).values():
+        for file in files:
+            _need_own(str(file), homes, place)
+    return builder.as_streaming_dataset()
+
+
+def _homes(place: Local | Hub, scratch: Path) -> tuple[str, ...]:
+    """What the names of all files of a set begin with; nothing for one of the Hub."""
+    if isinstance(place, Hub):
+        return ("",)
+    return tuple(f"{folder.resolve()}/" for folder in (place.path, scratch / "set"))
+
+
+def _need_own(file: str, homes: tuple[str, ...], place: Local | Hub) -> None:
+    """Raise unless a file, or the archive that it is in, lies in the folder of the set."""
+    if not os.path.normpath(file.rpartition("::")[2]).startswith(homes):
+        raise FileError(f"{place}: names a file of another folder, {shown(file)}; copy it here")
 
 
 def _linked(targets: dict[str, Path], scratch: Path) -> str:
@@ -227,11 +267,13 @@ def _pictures(
     index = 0
     with _told(place, scratch):
         # The file a parquet names is not looked up: it is a label, and could lead anywhere.
-        inside = table.info.builder_name == "parquet"
+        inside, homes = table.info.builder_name == "parquet", _homes(place, scratch)
         for batch in table.with_format("arrow").iter(PICTURES_AT_ONCE):
             part: list[Picture] = []
             for cell in batch[image].to_pylist():
                 data, path = _content(cell, where, index)
+                if path and not inside:
+                    _need_own(path, homes, place)
                 known = _known(path, place, scratch) if path else None
                 name = f"{where}: image {index}" + (f" ({shown(known)})" if known else "")
                 part.append(Picture(name, data, None if inside else path))
@@ -273,13 +315,18 @@ def _told(place: Local | Hub, scratch: Path) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     import datasets
     from datasets.utils import logging
+    from huggingface_hub.utils import logging as cards
 
     loud, bars_off = logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    chatty = cards.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told once, by us
+    cards.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        yield
+        with unattended():
+            yield
     finally:
         logging.set_verbosity(loud)
+        cards.set_verbosity(chatty)
         if not bars_off:
             datasets.enable_progress_bars()

@@ -737,7 +737,8 @@ def out_cases() -> None:
         "is a folder",
         build=lambda folder: (folder / "d.safetensors").mkdir(),
     )
-    case("apply-to-a-full-folder", f"{apply} -o .", "not an empty folder")
+    case("apply-to-a-full-folder", f"{apply} -o out/..", "cannot be the name of an output")
+    case("apply-to-a-folder-of-files", f"{apply} -o ../b", "not an empty folder")
     case("apply-to-a-file", f"{apply} -o file.txt", "file.txt", "not an empty", build=write_text)
     case("apply-to-missing", f"{apply} -o missing/new", "missing/new:", "does not exist")
     below = "file.txt/new"
@@ -817,8 +818,124 @@ def apply_cases() -> None:
     )
 
 
+# ------------------------------------------------------------------------------------------ recipes
+
+BOMB = "\n".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}' if k else 'x'] * 9)}]" for k in range(12))
+MERGED = "\n".join(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 9)}]}}" for k in range(1, 12))
+
+
+def recipe_cases() -> None:
+    unlearn = "unlearn r.yaml -o out/run"
+
+    def refused(name: str, text: str | bytes, *wanted: str) -> None:
+        raw = text.encode() if isinstance(text, str) else text
+        build: Build = lambda folder: (folder / "r.yaml").write_bytes(raw)  # noqa: E731
+        case(f"recipe-{name}", unlearn, "r.yaml", *wanted, build=build)
+
+    refused("key-twice", "title: a\nseed: 1\nseed: 2\n", "line 3", "'seed'", "twice")
+    refused("inner-key-twice", "search: {stop: 1.0, 'stop': 2.0}", "line 1", "'stop'", "twice")
+    refused("number-key-twice", "1: a\n0x1: b\n", "'1'", "twice")
+    refused("alias-bomb", BOMB, "aliases", "1,000,000")
+    refused("alias-bomb-of-keys", "a0: &a0 {x: y}\n" + MERGED, "aliases", "1,000,000")
+    refused("alias-of-itself", "title: &a [*a]", "alias")
+    refused("alias-of-a-long-text", f"a: &a {'x' * 4000}\nb: [{'*a, ' * 9000}]", "aliases")
+    refused("nested", "title: " + "[" * 200 + "]" * 200, "nested")
+    refused("nested-far", "title: " + "[" * 5000 + "]" * 5000, "r.yaml")
+    refused("huge-number", "seed: 0x" + "f" * 4000, "40 digits")
+    refused("huge-key", "0x" + "f" * 4000 + ": 1", "40 digits")
+    refused("date", "title: 2020-02-02", "date", "quotes")
+    refused("tag-that-does-not-fit", "seed: !!bool maybe", "not YAML")
+    refused("empty-number", "seed: !!int ''", "not YAML")
+    refused("nul", 'data: {name: "a\\0b"}', "NUL")
+    refused("nul-byte", b"title: a\0b", "NUL")
+    refused("not-utf-8", b"title: \xff\xfe", "UTF-8")
+    refused("long-text", f"title: {'x' * 5000}", "4096 characters")
+    refused("too-large", "# " + "x" * 300_000, "larger than 262144 bytes")
+    for field in ("data", "model"):
+        refused(f"long-{field}", f"{field}: {{name: {'x' * 4000}}}", f"{field}.name", "too long")
+    refused("home-of-nobody", "data: {name: ~nobody-here/x}", "data.name", "cannot be a path")
+    refused("grid-of-10^9", "pool: {grid: {lr: &v [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], batch: *v, "
+            "epochs: *v, warmup: *v, weight_decay: *v, label_smoothing: *v, momentum: *v, "
+            "clip: *v, precision: *v}}", "pool: grid", "1000000000", "at most 10,000")  # fmt: skip
+    refused("search-count", "search: {count: 2.0e+9}", "search.count", "10000")
+    refused("search-tries", "search: {tries: 2000000000}", "search.tries", "1000")
+    refused("search-scales", f"search: {{scales: [{'0.5,' * 20_000}]}}", "search.scales", "10000")
+    refused("search-steps", "search: {stop: 1.0e-12, limit: 1.0}", "search", "not told apart")
+    refused("workers", "workers: 100000", "workers", "1024")
+    refused("image-size", "data: {size: 1000000000}", "data.size", "4096")
+    refused("crop", "train: {augment: {crop: 1000000000}}", "train.augment.crop", "1024")
+    refused("many-methods", f"methods: [{'ties, ' * 2000}]", "methods", "1000")
+    refused("save-never", "save_every: .inf", "save_every", "finite")
+
+    def is_a(name: str, make: Callable[[Path], object], *wanted: str) -> None:
+        case(f"recipe-is-a-{name}", unlearn, "r.yaml", *wanted, build=lambda f: make(f / "r.yaml"))
+
+    is_a("fifo", os.mkfifo, "not a regular file")
+    is_a("device", lambda path: path.symlink_to("/dev/zero"), "not a regular file")
+    is_a("folder", Path.mkdir, "not a regular file")
+    case("recipe-of-no-name", "unlearn '' -o out/run", "not a regular file")
+    case("recipe-of-a-long-name", f"unlearn {'x' * 5000} -o out/run", "too long", "demo")
+
+    def changed(name: str, change: str, *wanted: str) -> None:
+        command = f"unlearn demo -o out/run --set {shlex.quote(change)}"
+        case(f"set-{name}", command, *wanted)
+
+    bomb = "[&a [x,x,x,x,x,x,x,x,x]" + "".join(
+        f", &{chr(98 + k)} [{','.join(['*' + chr(97 + k)] * 9)}]" for k in range(9)
+    )
+    changed("alias-bomb", f"title={bomb}]", "--set title", "aliases")
+    changed("key-twice", "search={stop: 1, stop: 2}", "--set search", "'stop'", "twice")
+    changed("huge-number", "seed=0x" + "f" * 4000, "--set seed", "40 digits")
+    changed("nul", 'data.name="a\\0b"', "--set data.name", "NUL")
+    changed("deep-key", ".".join("a" * 1000) + "=1", "--set", "key=value")
+    changed("long-text", f"seed={'x' * 4000}", "seed", "…")
+
+
+def strange_name_cases() -> None:
+    """Names of 5,000 characters, empty ones, and ones with NUL, wherever a path is taken."""
+    long, nul = "x" * 5000, "a\0b"
+    for path, wanted in ((long, "too long"), (nul, "null")):
+        for role in ROLES:
+            name = "nul" if path is nul else "5000-characters"
+            command = [word.replace("{}", path) for word in shlex.split(ROLES[role])]
+            CASES.append(Case(f"{name}-as-{role}", tuple(command), (wanted,), lambda _: None))
+        for verb in ("verify", "inspect"):
+            CASES.append(Case(f"{name}-{verb}", (verb, path), (wanted,), lambda _: None))
+    outputs = {
+        "merge": ("merge", "base.safetensors", "m1.safetensors", "m2.safetensors"),
+        "apply": ("apply", "base.safetensors", "patch.safetensors", "--negate", "1"),
+        "convert": ("convert", "m1.safetensors"),
+        "unlearn": ("unlearn", "demo", "--set", "data.limit.train=9"),
+        "reproduce": ("reproduce", "T2"),
+    }
+    for verb, command in outputs.items():
+        CASES.append(
+            Case(f"{verb}-to-nothing", (*command, "-o", ""), ("-o", "is empty"), lambda _: None)
+        )
+    for verb in ("merge", "apply", "convert"):
+        for name, out, wanted in (
+            ("here", ".", "cannot be the name"),
+            ("root", "/", "cannot be the name"),
+            ("above", "..", "cannot be the name"),
+            ("nul", nul, "cannot be the name"),
+            ("5000-characters", long, "too long"),
+            ("5000-characters-of-suffix", long + ".safetensors", "too long"),
+            ("5000-characters-above", long + "/x", "too long"),
+        ):
+            full = (*outputs[verb], "-o", out)
+            CASES.append(Case(f"{verb}-to-{name}", full, (wanted,), lambda _: None))
+    merge = "merge base.safetensors m1.safetensors m2.safetensors"
+    apply = "apply base.safetensors patch.safetensors --negate 1"
+    for command in (merge, apply):
+        case(
+            f"{command[:5]}-workers", f"{command} --workers 100000 {NEW}", "workers 100000", "1024"
+        )
+
+
 file_cases()
 patch_cases()
+recipe_cases()
+strange_name_cases()
 folder_cases()
 value_cases()
 fit_cases()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,8 @@ import numpy as np
 
 from negmerge.dtypes import Bytes
 from negmerge.errors import FileError, shown
-from negmerge.header import MAX_HEADER, Header, TensorInfo, parse_json, read_header
+from negmerge.header import MAX_HEADER, Header, TensorInfo, read_header
+from negmerge.reading import open_regular, parse_json, read_bytes
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -191,11 +191,7 @@ def aligned(nbytes: int) -> Bytes:
 
 def read_index(index: Path) -> dict[str, str]:
     """The checked weight map of a Hugging Face index: tensor name → shard name."""
-    descriptor = open_regular(index)
-    with os.fdopen(descriptor, "rb") as file:
-        raw = file.read(MAX_HEADER + 1)
-    if len(raw) > MAX_HEADER:
-        raise FileError(f"{index}: larger than {MAX_HEADER} bytes")
+    raw = read_bytes(index, MAX_HEADER)
     found: Any = parse_json(raw, index, "index").get("weight_map")
     if not isinstance(found, dict) or not found:
         raise FileError(f"{index}: wanted a 'weight_map' from tensor names to shard names")
@@ -255,27 +251,7 @@ def read_inside(folder: Path, name: str, limit: int = MAX_HEADER) -> bytes | Non
     limit: bytes; a larger file is refused.
     """
     path = inside(folder, name)
-    if not os.path.lexists(path):
-        return None
-    with os.fdopen(open_regular(path), "rb") as file:
-        raw = file.read(limit + 1)
-    if len(raw) > limit:
-        raise FileError(f"{path}: larger than {limit} bytes")
-    return raw
-
-
-def open_regular(path: Path) -> int:
-    """Open a file for reading that must be a plain one; never waits, as a pipe would let us."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file") from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot open: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileError(f"{path}: not a regular file")
-    return descriptor
+    return read_bytes(path, limit) if os.path.lexists(path) else None
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

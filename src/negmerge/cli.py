@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
 from negmerge.arguments import key_values, signed_scale, size
 from negmerge.errors import NegMergeError, printable
-from negmerge.interrupts import listen
+from negmerge.interrupts import ignore, listen
 from negmerge.progress import human, make_progress
 from negmerge.terminal import say, show, unattended, warn
 
@@ -23,7 +24,16 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-Out = Annotated[Path, Parameter(name=["--out", "-o"])]
+
+def _named(_: Any, tokens: Sequence[Token]) -> Path:
+    """A path that was given: an empty one would mean the current folder."""
+    if not tokens[0].value:
+        raise ValueError("is empty; name a file or folder")
+    return Path(tokens[0].value)
+
+
+Named = Parameter(name=["--out", "-o"], converter=_named)
+Out = Annotated[Path, Named]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 Flag = Parameter(negative="")
 
@@ -33,7 +43,7 @@ def unlearn(
     recipe: str | None = None,
     /,
     *,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    out: Annotated[Path | None, Named] = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     json_: Json = False,
 ) -> None:
@@ -93,7 +103,7 @@ def reproduce(
     /,
     *,
     scale: Literal["desk", "paper"] = "desk",
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    out: Annotated[Path | None, Named] = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     yes: Annotated[bool, Flag] = False,
 ) -> None:
@@ -442,6 +452,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
+        ignore()
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:

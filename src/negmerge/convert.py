@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from io import BytesIO
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from negmerge.checkpoint import Checkpoint
+from negmerge.dtypes import NAMES, SIZES
 from negmerge.errors import FileError, MismatchError, OptionError, shown
 from negmerge.files import atomic, same_file, write
-from negmerge.header import build_header, looks_pickled
+from negmerge.header import build_header, check_names, looks_pickled, read_header
+from negmerge.reading import open_regular
 
 PathLike = str | os.PathLike[str]
 RANGE = 1 << 24
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+DTYPES = NAMES | {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""From torch's names of number formats to those of safetensors."""
+SPARE, MOST_TIMES = 64 << 20, 16
+"""A pickle may become so many bytes more, and so many times as large: tied and expanded tensors are
+stored once there."""
 
 
 def convert(
@@ -48,53 +73,115 @@ def convert(
 
 def _is_pickle(path: Path) -> bool:
     """By what the file holds, or by its name where that does not tell."""
+    if path.suffix in SUFFIXES:
+        return True
     try:
-        with path.open("rb") if path.is_file() else BytesIO() as file:
-            return looks_pickled(file.read(4)) or path.suffix in (".pt", ".pth", ".bin", ".ckpt")
-    except OSError as error:
-        raise FileError(f"{path}: cannot open: {error.strerror}") from error
+        descriptor = open_regular(path)
+    except FileError:  # a folder, or what the reader of safetensors will tell of
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        return looks_pickled(file.read(4))
 
 
 def _rewrite(path: Path, target: Path, prefix: str) -> int:
     with Checkpoint(path) as model:
         names = _renamed(list(model.tensors), prefix, path)
         tensors = {names[i.name]: (i.dtype, i.shape) for i in model.tensors.values()}
-        header, places = build_header(tensors, {"format": "pt"} | model.metadata)
-        with atomic(target) as descriptor:
-            write(descriptor, header, 0)
-            for info in model.tensors.values():
-                for start in range(0, info.nbytes, RANGE):
-                    raw = model.read(info, start, min(start + RANGE, info.nbytes))
-                    write(descriptor, raw.data, places[names[info.name]] + start)
+
+        def data(name: str) -> Iterator[memoryview]:
+            info = model.tensors[prefix + name]
+            for start in range(0, info.nbytes, RANGE):
+                yield model.read(info, start, min(start + RANGE, info.nbytes)).data
+
+        with _written(target, tensors, {"format": "pt"} | model.metadata, data):
             model.check_unchanged()
         return len(names)
 
 
 def _from_pickle(path: Path, target: Path, key: str, prefix: str) -> int:
-    import pickle
-
     import torch
-    from safetensors.torch import save
+
+    found = _weights(_unpickled(path), key, path)
+    names = _renamed(list(found), prefix, path)
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for old, tensor in found.items():
+        tensors[names[old]] = (_dtype(tensor, path, old), tuple(tensor.shape))
+    needed, size = sum(SIZES[d] * prod(s) for d, s in tensors.values()), path.stat().st_size
+    if needed > SPARE + MOST_TIMES * size:
+        raise FileError(
+            f"{path}: its tensors would take {needed:,} bytes, the file has {size:,}: expanded "
+            "tensors repeat a few numbers; leave them out"
+        )
+
+    def data(name: str) -> Iterator[memoryview]:
+        # Own memory for each: a safetensors file has no tensor that is a view of another.
+        plain = found[prefix + name].detach().resolve_neg().contiguous().reshape(-1)
+        yield plain.view(torch.uint8).numpy().data
+
+    with _written(target, tensors, {"format": "pt"}, data):
+        return len(tensors)
+
+
+def _unpickled(path: Path) -> Any:
+    """What a pickle holds, by torch's restricted unpickler."""
+    import torch
 
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         raise OptionError(
             f"torch {torch.__version__}: convert needs 2.10, older ones unpickle unsafely"
         )
-    try:
-        with path.open("rb") as file:  # a path would be judged by its suffix
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        raise FileError(f"{path}: cannot be read as plain weights: {reason}") from error
-    found = _weights(content, key, path)
-    names = _renamed(list(found), prefix, path)
-    # Own memory for each: a safetensors file has no tensor that is a view of another.
-    tensors = {names[k]: v.detach().clone().contiguous() for k, v in found.items()}
+    # A descriptor, for a path would be judged by its suffix.
+    with os.fdopen(open_regular(path), "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged pickle makes the unpickler raise nearly anything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise FileError(f"{path}: cannot be read as plain weights: {reason}") from error
+
+
+def _dtype(tensor: Any, path: Path, name: str) -> str:
+    """The name of a tensor's number format, if it is a plain one that safetensors can hold."""
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    kinds = {
+        "sparse or nested": tensor.layout is not torch.strided or tensor.is_nested,
+        "quantised": tensor.is_quantized,
+        "without data": tensor.device.type != "cpu",
+        f"a {type(tensor).__name__}": type(tensor) not in (torch.Tensor, torch.nn.Parameter),
+        f"of {dtype}": dtype not in DTYPES,
+    }
+    for kind, holds in kinds.items():
+        if holds:
+            raise FileError(
+                f"{path} {shown(name)}: the tensor is {kind}; wanted a plain one of numbers; save "
+                "it as such, or leave it out"
+            )
+    return DTYPES[dtype]
+
+
+@contextmanager
+def _written(
+    target: Path,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    metadata: Mapping[str, str],
+    data: Callable[[str], Iterator[memoryview]],
+) -> Iterator[None]:
+    """Write tensors part by part; the file takes its name after the block, if it can be read.
+
+    data: from the name of a tensor to its bytes in parts.
+    """
+    check_names(tensors, target)
+    header, places = build_header(tensors, metadata)
     with atomic(target) as descriptor:
-        write(descriptor, save(tensors, {"format": "pt"}), 0)
-    return len(tensors)
+        write(descriptor, header, 0)
+        for name, place in places.items():
+            for part in data(name):
+                write(descriptor, part, place)
+                place += part.nbytes
+        read_header(descriptor, target)
+        yield
 
 
 def _weights(content: Any, key: str, path: Path) -> dict[str, Any]:
@@ -119,9 +206,8 @@ def _weights(content: Any, key: str, path: Path) -> dict[str, Any]:
     if len(places) == 1:
         return dict(content[places[0]])
     if places:
-        raise OptionError(
-            f"{path}: weights under several keys: {', '.join(places)}; choose with --key"
-        )
+        named = ", ".join(map(shown, places))
+        raise OptionError(f"{path}: weights under several keys: {named}; choose with --key")
     raise FileError(f"{path}: holds no dictionary from names to tensors")
 
 

@@ -1,24 +1,27 @@
 """Files that appear whole or not at all.
 
-A file is written under a temporary name beside its place, flushed to the disk and renamed. The
-temporary name is fixed and locked: a second run on the same output is refused, and what a killed
-run left behind is taken over by the next one.
+A file or folder is written under a temporary name beside its place, flushed to the disk and
+renamed. The temporary name is fixed, and the temporary file or folder itself is locked: a second
+run on the same output is refused, and what a killed run left behind is taken over by the next one.
+No lock has a file of its own, so none can stay behind.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from negmerge.errors import FileError
+from negmerge.errors import FileError, shown
 from negmerge.interrupts import undisturbed
+from negmerge.reading import open_regular
 
 SUFFIX = ".negmerge-tmp"
 _LIBC = ctypes.CDLL(None)
@@ -30,6 +33,8 @@ def temporary(path: Path) -> Path:
     >>> temporary(Path("out/patch.safetensors")).name
     '.patch.safetensors.negmerge-tmp'
     """
+    if path.name in ("", "..") or "\0" in str(path):
+        raise FileError(f"{shown(path)}: cannot be the name of an output; name a file or folder")
     return path.with_name(f".{path.name}{SUFFIX}")
 
 
@@ -71,46 +76,38 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     ...     _ = (folder / "config.json").write_text("{}")
     """
     path = Path(path)
-    with told_plainly(path):
-        _need_folder(path)
-        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    if taken:
-        raise FileError(f"{path}: exists and is not an empty folder; remove it or name another")
-    waiting = temporary(path)
-    lock = path.with_name(waiting.name + ".lock")
-    with told_plainly(path), atomic_lock(lock):
-        shutil.rmtree(waiting, ignore_errors=True)
-        waiting.mkdir()
-        try:
+    waiting, descriptor = temporary(path), None
+    try:
+        with told_plainly(path):
+            with undisturbed():
+                _need_empty(path)
+                descriptor = _make_locked(waiting)
             yield waiting
             waiting.replace(path)
             sync(path.parent)
-        except BaseException:
+    except BaseException:
+        if descriptor is not None:  # else it may be another run's
             shutil.rmtree(waiting, ignore_errors=True)
-            raise
-
-
-@contextmanager
-def atomic_lock(lock: Path) -> Iterator[None]:
-    """Hold a lock file for the block, and remove it afterwards."""
-    descriptor = None
-    try:
-        with told_plainly(lock), undisturbed():
-            descriptor = _open_and_lock(lock)
-        yield
+        raise
     finally:
         if descriptor is not None:
-            lock.unlink(missing_ok=True)
             os.close(descriptor)
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder; the others wait for it."""
+def alone_in(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Let one process at a time work in a folder, which must be there.
+
+    >>> with alone_in(getfixture("tmp_path"), wait=False):
+    ...     pass
+
+    wait: for the process that works there; otherwise this is an error.
+    """
     with told_plainly(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with told_plainly(folder):
+            _lock_folder(descriptor, folder, wait)
         yield
     finally:
         os.close(descriptor)
@@ -168,11 +165,11 @@ def take_over(source: Path, path: Path) -> None:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    try:
-        with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
+        try:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+        except OSError as error:
+            raise FileError(f"{path}: cannot read: {error.strerror}") from None
 
 
 def sync(path: Path) -> None:
@@ -199,13 +196,60 @@ def same_file(one: Path, two: Path) -> bool:
     """Whether two names are one existing file."""
     try:
         return one.samefile(two)
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
 def _need_folder(path: Path) -> None:
     if not path.parent.is_dir():
         raise FileError(f"{path}: the folder {path.parent} does not exist; make it first")
+
+
+def _need_empty(path: Path) -> None:
+    _need_folder(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileError(f"{path}: exists and is not an empty folder; remove it or name another")
+
+
+def _make_locked(waiting: Path) -> int:
+    """Make the temporary folder, or take over and empty one that a killed run left; locked."""
+    while True:
+        with suppress(FileExistsError):
+            waiting.mkdir()
+        try:
+            # A link under the temporary name could lead to a folder that must not be emptied.
+            descriptor = os.open(waiting, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            raise FileError(f"{waiting}: is in the way and not a folder; remove it") from None
+        try:
+            _lock_folder(descriptor, waiting, wait=False)
+            # Another run may have renamed or removed the folder between open and lock.
+            if os.path.samestat(os.fstat(descriptor), waiting.stat()):
+                for path in waiting.iterdir():
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock_folder(descriptor: int, folder: Path, wait: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise FileError(f"{folder}: another run is writing this output; wait for it") from None
+    except OSError as error:
+        # NFS locks only what is open for writing, which no folder can be: it goes without.
+        if error.errno != errno.EBADF:
+            raise
 
 
 def _open_and_lock(path: Path) -> int:

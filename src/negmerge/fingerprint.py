@@ -12,6 +12,7 @@ all modulo 2⁶⁴. It finds accidents, not attacks: `--digest` adds SHA-256 for
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from negmerge.checkpoint import Checkpoint
 from negmerge.header import TensorInfo
+from negmerge.reading import open_regular
 
 BLOCK = 4096
 AT_ONCE = 256
@@ -119,7 +121,7 @@ def digest_of(model: Checkpoint) -> str:
     """SHA-256 over the bytes of a checkpoint's files, in the order of their names."""
     digest = hashlib.sha256()
     for path in model.files:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from negmerge.dtypes import SIZES
 from negmerge.errors import FileError, shown
+from negmerge.reading import parse_json
 
 MAX_HEADER = 100_000_000
 """The limit of the safetensors library. What is written keeps to the limits too, so that it can be
@@ -22,6 +23,8 @@ MAX_TENSORS = 1_000_000
 MAX_NAME = 512
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_RANK = 64
+METADATA = "__metadata__"
+NAMES = f"tensor names must be printable and 1 to {MAX_NAME} characters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False)
         raise FileError(f"{path}: header does not start with '{{'; not a safetensors file")
     if raw.count(b"{") + raw.count(b"[") > 8 * MAX_TENSORS:  # it would fill the memory
         raise FileError(f"{path}: more than {MAX_TENSORS} tensors, or not a safetensors file")
-    fields = parse_json(raw, path)
-    metadata = fields.pop("__metadata__", {})
+    fields = parse_json(raw, path, "header")
+    metadata = fields.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(map(_is_text, [*metadata, *metadata.values()])):
         raise FileError(f"{path}: __metadata__ must map strings to strings")
     if len(fields) > MAX_TENSORS:
@@ -101,29 +104,6 @@ def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False)
     return Header({t.name: t for t in tensors}, metadata, start + raw)
 
 
-def parse_json(raw: bytes, path: Path, what: str = "header") -> dict[str, Any]:
-    """Parse a JSON object strictly: UTF-8, no duplicate keys, no NaN, no endless nesting."""
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            seen: set[str] = set()
-            twice = next(k for k, _ in items if k in seen or seen.add(k))
-            raise FileError(f"{path}: key {shown(twice)} stands twice in the {what}")
-        return found
-
-    def constant(word: str) -> None:
-        raise FileError(f"{path}: {word} is not JSON")
-
-    try:
-        fields = json.loads(raw.decode(), object_pairs_hook=pairs, parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: {what} is not valid JSON ({str(error)[:80]})") from error
-    if not isinstance(fields, dict):
-        raise FileError(f"{path}: {what} is a {type(fields).__name__}, wanted an object")
-    return fields
-
-
 def build_header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str], room: int = 0
 ) -> tuple[bytes, dict[str, int]]:
@@ -134,7 +114,7 @@ def build_header(
     """
     fields: dict[str, Any] = {}
     if metadata:
-        fields["__metadata__"] = dict(sorted(metadata.items()))
+        fields[METADATA] = dict(sorted(metadata.items()))
     places: dict[str, int] = {}
     at = 0
     for name, (dtype, shape) in tensors.items():
@@ -171,8 +151,20 @@ def is_name(name: Any) -> bool:
         isinstance(name, str)
         and 0 < len(name) <= MAX_NAME
         and name.isprintable()
-        and name != "__metadata__"
+        and name != METADATA
     )
+
+
+def check_names(names: Iterable[str], path: Path) -> None:
+    """Raise if a name is one that `read_header` refuses.
+
+    >>> check_names(["a\\n"], Path("x.safetensors"))
+    Traceback (most recent call last):
+    negmerge.errors.FileError: x.safetensors 'a\\n': tensor names must be printable and ...
+    """
+    for name in names:
+        if not is_name(name):
+            raise FileError(f"{path} {shown(name)}: {NAMES}")
 
 
 def _is_text(value: Any) -> bool:
@@ -186,7 +178,7 @@ def _tensor(name: str, entry: Any, path: Path, file: int, data: int, parts: bool
 
     stem = name.rpartition("#")[0] if parts and "#" in name else name
     if not is_name(stem) or not name.isprintable():
-        raise refuse(f"tensor names must be printable and 1 to {MAX_NAME} characters")
+        raise refuse(NAMES)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise refuse("wanted exactly the fields dtype, shape, data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -16,7 +16,7 @@ HELD_OUT = 5000
 class Strict(BaseModel):
     """Settings that refuse unknown fields and never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
 
 
 class RandAugment(Strict):
@@ -29,7 +29,7 @@ class RandAugment(Strict):
 class Augmentation(Strict):
     """What is done to a training image; the defaults of the data set apply where None."""
 
-    crop: Annotated[int, Field(ge=0)] | None = None
+    crop: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Zero padding of the random crop; 0: no crop."""
     flip: bool | None = None
     randaugment: RandAugment | None = None
@@ -42,15 +42,15 @@ class HyperParameters(Strict):
     0.05
     """
 
-    epochs: Annotated[int, Field(ge=1)] = 30
-    batch: Annotated[int, Field(ge=1)] = 256
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 30
+    batch: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     lr: Positive = 0.1
     optimizer: Literal["sgd", "adamw"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of SGD; AdamW keeps its usual betas."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5e-4
     schedule: Literal["constant", "step", "cosine"] = "constant"
-    milestones: tuple[Share, ...] = (0.5, 0.75)
+    milestones: Annotated[tuple[Share, ...], Field(max_length=100)] = (0.5, 0.75)
     """Where `step` divides the learning rate by ten, as shares of the training."""
     warmup: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up; a tenth of all steps if there are not more than these."""

@@ -24,6 +24,7 @@ from negmerge.merge.engine import merge
 from negmerge.merge.select import Greedy
 from negmerge.models.clip import reader
 from negmerge.recipe import Search
+from negmerge.records import Measured, Pair, read_record
 from negmerge.scenario import Problem
 from negmerge.search import measure, search_scale, write_rows
 from negmerge.task_vector import TaskVector
@@ -97,7 +98,7 @@ def run_evaluation(problem: Problem, job: Evaluation, advance: Advance) -> dict[
     feeds = problem.scoring_feeds("report")
     if job.out.exists():
         advance(sum(len(feed) for feed in feeds.values()))
-        return json.loads(job.out.read_bytes())
+        return measured_before(job.out, Measured)
     model = problem.network(job.model)
     with ExitStack() as stack:
         if job.patch is not None:
@@ -114,7 +115,7 @@ def run_measurement(problem: Problem, job: Evaluation, advance: Advance) -> Row 
     feeds = problem.scoring_feeds("choose")
     if job.out.exists():
         advance(sum(len(feed) for feed in feeds.values()))
-        return json.loads(job.out.read_bytes())
+        return measured_before(job.out, Row | None)
     begun = time.perf_counter()
     try:
         row = measure(problem.network(job.model), feeds, advance)
@@ -123,6 +124,12 @@ def run_measurement(problem: Problem, job: Evaluation, advance: Advance) -> Row 
         row = None
     write_file(job.out, json.dumps(row).encode())
     return row
+
+
+def measured_before(path: Path, kind: Any) -> Any:
+    """What was measured before the run was stopped."""
+    remedy = "remove it and run again: it is measured again"
+    return read_record(path, kind, remedy, infinite=True)
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ def run_mean_loss(problem: Problem, job: MeanLoss, advance: Advance) -> tuple[fl
     feed = problem.scoring_feeds("choose")[job.name]
     if job.out.exists():
         advance(len(feed))
-        return tuple(json.loads(job.out.read_bytes()))
+        return tuple(measured_before(job.out, Pair))
     begun = time.perf_counter()
     loss = job.measure(problem.network(job.base), feed, advance)
     found = (loss, time.perf_counter() - begun)
@@ -182,7 +189,7 @@ def run_walk(problem: Problem, job: Walk, advance: Advance) -> tuple[list[int], 
     model = problem.network(first.base)
     known: dict[str, float] = {}
     if job.partial.exists():
-        known = json.loads(job.partial.read_bytes())
+        known = measured_before(job.partial, dict[str, float])
     begun = time.perf_counter() - known.get("seconds", 0.0)
 
     def score(places: list[int]) -> float:

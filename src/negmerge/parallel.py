@@ -11,6 +11,9 @@ from typing import TypeVar
 
 from negmerge.errors import OptionError
 
+MOST_WORKERS = 1024
+"""More threads or processes than that only take memory."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 W = TypeVar("W")
@@ -51,6 +54,6 @@ def available_workers(wanted: int | None) -> int:
     """The number asked for, or one for each core this process may use."""
     if wanted is None:
         return len(os.sched_getaffinity(0))
-    if wanted < 1:
-        raise OptionError(f"workers {wanted}: wanted at least 1")
+    if not 1 <= wanted <= MOST_WORKERS:
+        raise OptionError(f"workers {wanted}: wanted at least 1 and at most {MOST_WORKERS}")
     return wanted

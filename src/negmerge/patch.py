@@ -22,7 +22,8 @@ from negmerge.checkpoint import Checkpoint
 from negmerge.dtypes import SIZES, Bytes
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.files import atomic, temporary, write
-from negmerge.header import MAX_RANK, TensorInfo, build_header, check_limits, parse_json
+from negmerge.header import MAX_RANK, TensorInfo, build_header, check_limits
+from negmerge.reading import parse_json, parse_json_value
 
 FORMAT = "negmerge-patch/1"
 MASK, VALUES = "#mask", "#values"
@@ -165,10 +166,11 @@ class Origin:
         for name, fits in _FIELDS.items():
             try:
                 text = metadata[name]
-                found[name] = text if name in ("rule", "base") else json.loads(text)
+                plain = name in ("rule", "base")
+                found[name] = text if plain else parse_json_value(text, path, name)
                 if not fits(found[name]):
                     raise ValueError
-            except (KeyError, ValueError, RecursionError):
+            except (KeyError, ValueError, FileError):
                 raise FileError(
                     f"{path}: metadata {name!r} of the patch is missing or damaged: "
                     f"{shown(metadata.get(name))}"

@@ -13,7 +13,9 @@ import numpy as np
 from negmerge.checkpoint import INDEX, SINGLE, Checkpoint, inside, open_regular
 from negmerge.dtypes import FLOATS, NAMES, SIZES
 from negmerge.errors import FileError
-from negmerge.header import build_header
+from negmerge.files import told_plainly
+from negmerge.header import MAX_HEADER, build_header
+from negmerge.reading import read_bytes
 
 WEIGHTS = (
     ".safetensors",
@@ -65,7 +67,7 @@ def make_plan(model: Checkpoint, dtype: str, shard_size: int | None, single: boo
         ]
         index = model.path / INDEX
         has_index = folder and index.exists()
-        return Plan(files, index.read_bytes() if has_index else None, beside)
+        return Plan(files, read_bytes(index, MAX_HEADER) if has_index else None, beside)
     kinds = {
         info.name: (
             NAMES[dtype] if dtype != "keep" and info.dtype in FLOATS else info.dtype,
@@ -129,6 +131,8 @@ def check_space(path: Path, plan: Plan, model: Checkpoint) -> None:
         for name, (dtype, _) in file.places.items():
             needed += model.tensors[name].elements * SIZES[dtype]
     folder = path.absolute().parent
-    if folder.is_dir() and shutil.disk_usage(folder).free < needed:
+    with told_plainly(path):
+        there = folder.is_dir()
+    if there and shutil.disk_usage(folder).free < needed:
         free = shutil.disk_usage(folder).free
         raise FileError(f"{path}: needs {needed} bytes, {folder} has {free} free")

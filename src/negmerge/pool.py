@@ -21,7 +21,7 @@ from negmerge.executors import Advance
 from negmerge.files import file_digest, write_file
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.weights import metadata_of, save_model
-from negmerge.rundir import read_json
+from negmerge.records import Cost, read_record
 from negmerge.scenario import Part, Problem, identity
 from negmerge.training import VERSION, Trained, train
 
@@ -73,7 +73,7 @@ class Job:
 
     def cost(self) -> dict[str, Any]:
         """What the training cost."""
-        return read_json(self.record)
+        return read_record(self.record, Cost, "remove it and run again")
 
     def feeds(self, problem: Problem) -> dict[str, Feed]:
         """The data it sees, and no other."""

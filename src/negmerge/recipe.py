@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
@@ -11,13 +12,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from negmerge.errors import FileError, NegMergeError, OptionError, printable
+from negmerge.errors import FileError, NegMergeError, OptionError, printable, shown
 from negmerge.hyperparameters import HELD_OUT, HyperParameters, Strict
 from negmerge.merge.select import SELECTORS
 from negmerge.models.prompts import prompts, prompts_of
+from negmerge.parallel import MOST_WORKERS
+from negmerge.reading import MAX_YAML, parse_yaml, read_text
 from negmerge.schema import (
     Clip,
-    Count,
     Data,
     Forget,
     Method,
@@ -47,12 +49,13 @@ __all__ = [
     "shipped",
 ]
 
-LARGEST = 1 << 20
-"""Bytes of a recipe file; anything larger is not a recipe."""
-
+RECIPES = Path(str(resources.files("negmerge") / "recipes"))
 DEFAULT = "demo"
 RESERVED = ("original", "retrained", "image", "conflict")
 """What files and figures of a run call other things; `conflict` may be the rule itself."""
+LONGEST_KEY = 200
+"""Characters of a dotted key: more than that no field has."""
+MOST_METHODS = 1000
 MERGING = ("consensus", "uniform", "ties", "magmax", "single_best")
 
 
@@ -74,10 +77,12 @@ class Recipe(Strict):
     retrain: Retrain | None = Retrain()
     pool: Pool = Pool()
     buffers: Literal["keep", "merge"] = "keep"
-    methods: tuple[Method, ...] = tuple(Method(name=name) for name in MERGING)
+    methods: Annotated[tuple[Method, ...], Field(max_length=MOST_METHODS)] = tuple(
+        Method(name=name) for name in MERGING
+    )
     """The first one makes the unlearned model."""
     search: Search = Search()
-    workers: Count | None = None
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = None
     """Processes that train at once; the cores are shared among them."""
     save_every: Annotated[float, Field(ge=0)] = 15.0
     """Seconds between two saves of a training in progress."""
@@ -187,12 +192,12 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
     before = deepcopy(tree)
     for change in changes:
         key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise OptionError(f"--set {change!r}: wanted key=value")
+        if not equals or not key or len(key) > LONGEST_KEY:
+            raise OptionError(f"--set {shown(change)}: wanted key=value")
         try:
-            set_in(tree, key, yaml.safe_load(text))
-        except (yaml.YAMLError, ValueError, RecursionError):
-            raise OptionError(f"--set {key}: {text!r} is not a YAML value") from None
+            set_in(tree, key, parse_yaml(text, f"--set {printable(key)}"))
+        except FileError as error:
+            raise OptionError(f"{error}; {shown(text)} is not a YAML value") from None
     return _titled(check_recipe(tree, where), before)
 
 
@@ -209,23 +214,18 @@ def _titled(recipe: Recipe, before: Mapping[str, Any]) -> Recipe:
 def read_recipe(name: str | Path | None) -> tuple[str, dict[str, Any]]:
     """The tree of a recipe file, and what to call it in errors."""
     if name is None or (str(name) in shipped() and not Path(name).is_file()):
-        path: Any = resources.files("negmerge") / "recipes" / f"{name or DEFAULT}.yaml"
+        path = RECIPES / f"{name or DEFAULT}.yaml"
         where = f"recipe {name or DEFAULT}"
     else:
         path, where = Path(name), str(name)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
+        text = read_text(path, MAX_YAML)
+    except FileError as error:
+        if os.path.lexists(path):
+            raise
         known = ", ".join(shipped())
-        raise FileError(
-            f"{where}: cannot be read: {error.strerror}; wanted a YAML file or one of: {known}"
-        ) from None
-    if len(raw) > LARGEST:
-        raise FileError(f"{where}: {len(raw):,} bytes is too large for a recipe")
-    try:
-        tree = yaml.safe_load(raw.decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FileError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+        raise FileError(f"{error}; wanted a YAML file or one of: {known}") from None
+    tree = parse_yaml(text, where)
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -241,7 +241,7 @@ def check_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the recipe"
         got = first.get("input")
-        told = "" if isinstance(got, dict | list | tuple | Strict) else f", got {got!r}"
+        told = "" if isinstance(got, dict | list | tuple | Strict) else f", got {shown(got)}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         message = first["msg"].removeprefix("Value error, ")
         raise OptionError(printable(f"{where}: {place}: {message}{told}{more}")) from None
@@ -251,7 +251,4 @@ def check_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
 
 def shipped() -> list[str]:
     """The names of the recipes that come with the package."""
-    folder = resources.files("negmerge") / "recipes"
-    return sorted(
-        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
-    )
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -15,10 +15,13 @@ from platform import python_version
 from typing import Any
 
 from negmerge.errors import FileError, MismatchError, shown
-from negmerge.files import SUFFIX, atomic_lock, file_digest, told_plainly, write_file
+from negmerge.files import SUFFIX, alone_in, file_digest, told_plainly, write_file
 from negmerge.parallel import available_workers
+from negmerge.reading import MAX_YAML, read_json, read_text
+from negmerge.records import FORMAT, Manifest, Scores, Unit, read_record
 
-FORMAT = "negmerge-run/1"
+AGAIN = "put it back from a copy, or run again in another folder"
+"""What to do about a damaged file of a finished run."""
 PAGE = ("report/index.html", "report/tables/")
 """What `report` makes, and makes again."""
 PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -124,7 +127,7 @@ class Run:
         manifest = self.sealed()
         sealed = manifest["files"].get("recipe.yaml", {}).get("sha256")
         same = manifest.get("problem") == problem and sealed == file_digest(self.recipe)
-        return same and self.recipe.read_text(encoding="utf-8") == recipe
+        return same and read_text(self.recipe, MAX_YAML) == recipe
 
     @property
     def reported(self) -> bool:
@@ -134,7 +137,7 @@ class Run:
     @cached_property
     def scores(self) -> dict[str, Any]:
         """`scores.json`."""
-        return read_json(self.folder / "scores.json")
+        return read_record(self.folder / "scores.json", Scores, AGAIN)
 
     # ----------------------------------------------------------------------------- while it is made
 
@@ -144,7 +147,7 @@ class Run:
         self.check_own()
         with told_plainly(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_lock(self.folder / ".lock"):
+        with alone_in(self.folder, wait=False):
             with told_plainly(self.folder):
                 for folder in (self.states, *self._folders()):
                     folder.mkdir(exist_ok=True)
@@ -157,7 +160,8 @@ class Run:
     def journal(self) -> dict[str, Any]:
         """Finished merges and sweeps: what they were made from and how long they took."""
         path = self.folder / "journal.json"
-        return read_json(path) if path.exists() else {}
+        remedy = "remove it and run again: merges and sweeps are made again"
+        return read_record(path, dict[str, Unit], remedy) if path.exists() else {}
 
     def finished_unit(
         self, name: str, identity: str, path: Path, seconds: float, evaluations: int = 0
@@ -265,20 +269,13 @@ class Run:
 
     def sealed(self) -> dict[str, Any]:
         """The manifest."""
-        manifest = read_json(self.manifest)
-        fields = [manifest.get(name) for name in ("files", "versions")]
-        whole = all(isinstance(f, dict) for f in fields) and "result" in manifest
-        if manifest.get("format") != FORMAT or not whole:
-            raise FileError(f"{self.manifest}: is not the manifest of a run")
-        return manifest
+        return read_record(self.manifest, Manifest, AGAIN)
 
     def verify(self) -> int:
         """Recompute every hash of the manifest; the number of files, or the first that differs."""
         manifest = self.sealed()
         files = manifest["files"]
         for name, entry in files.items():
-            if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
-                raise FileError(f"{self.manifest} {shown(name)}: has no sha256; it is damaged")
             path = self.inside(name)
             if not path.is_file():
                 raise MismatchError(f"{path}: is missing; the manifest lists it")
@@ -331,21 +328,6 @@ def versions() -> dict[str, str]:
     """What a result may depend on beside the recipe: versions, and how the work was divided."""
     found = {"python": python_version(), "cores": str(available_workers(None))}
     return found | {name: version(name) for name in DEPENDS}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number of JSON")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise FileError(f"{path}: wanted a JSON object")
-    return found
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:

@@ -5,17 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from negmerge.errors import OptionError
+from negmerge.errors import OptionError, shown
 from negmerge.hyperparameters import HyperParameters, Positive, Strict
 
 T = TypeVar("T")
 Natural = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+MOST_MEMBERS = 10_000
+"""Members of a pool, which is more than anybody trains."""
+MOST_SCALES = 10_000
+"""Values of λ in a search."""
+MOST_TRIES = 1000
+"""Trainings of a tuned rival."""
+LARGEST_IMAGE = 4096
+"""Height and width of an image, in pixels."""
+FINEST_STEP = 1e-9
+"""Between two values of λ, which are rounded to ten decimals."""
+
+
+def usable_path(value: T) -> T:
+    """Refuse what no file can be called, such as a name of 5,000 characters.
+
+    >>> usable_path("x" * 5000)
+    Traceback (most recent call last):
+    ValueError: cannot be a path: File name too long
+    """
+    try:
+        Path(str(value)).expanduser().exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"cannot be a path: {why}") from None
+    return value
+
+
+File = Annotated[Path, AfterValidator(usable_path)]
+Place = Annotated[str, AfterValidator(usable_path)]
+"""A registered name, or a path."""
 
 
 class Limit(Strict):
@@ -28,11 +61,11 @@ class Limit(Strict):
 class Data(Strict):
     """The data set: a registered name, a Hub id, or a local folder or parquet file."""
 
-    name: str = "fashion_small"
-    root: Path | None = None
+    name: Place = "fashion_small"
+    root: File | None = None
     """A folder with local copies; the environment variable NEGMERGE_DATA serves too."""
     revision: str | None = None
-    size: Count | None = None
+    size: Annotated[int, Field(ge=1, le=LARGEST_IMAGE)] | None = None
     config: str | None = None
     """The Hub's name for the part to take."""
     channels: Annotated[int, Field(ge=1, le=3)] | None = None
@@ -67,8 +100,8 @@ class Forget(Strict):
     class_: Annotated[int | str | None, Field(alias="class")] = None
     count: Count | None = None
     """Only so many records of the class."""
-    indices: Path | None = None
-    ids: Path | None = None
+    indices: File | None = None
+    ids: File | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Forget:
@@ -91,10 +124,10 @@ class Split(Strict):
 class Model(Strict):
     """The network, and where its weights come from."""
 
-    name: str = "resnet_small"
-    weights: Path | None = None
+    name: Place = "resnet_small"
+    weights: File | None = None
     """The original model, used as it is. Not given: trained by the recipe."""
-    init: Path | None = None
+    init: File | None = None
     """Where training starts, such as ImageNet weights; a final layer of another size is new."""
 
 
@@ -104,7 +137,7 @@ class Clip(Strict):
     `model.name` is an architecture of open_clip, a folder as open_clip writes it, or `desk_clip`.
     """
 
-    pretrained: str | None = None
+    pretrained: Place | None = None
     """Of an architecture: open_clip's tag, or a .safetensors file."""
     control: Data = Data(name="imagenet")
     """The data set whose accuracy is kept; `retain` in all scores."""
@@ -117,7 +150,7 @@ class Clip(Strict):
 class Retrain(Strict):
     """The reference that never saw the forget set."""
 
-    weights: Path | None = None
+    weights: File | None = None
     """One from an earlier run. Not given: trained by the recipe."""
 
 
@@ -157,6 +190,13 @@ class Pool(Strict):
                 raise ValueError(f"grid.{name}: no such hyper-parameter")
             if not values:
                 raise ValueError(f"grid.{name}: wanted at least one value")
+        count = prod(len(values) for values in self.grid.values())
+        if count > MOST_MEMBERS:
+            factors = " × ".join(str(len(values)) for values in self.grid.values())
+            raise ValueError(
+                f"grid: {factors} = {shown(count)} members, wanted at most {MOST_MEMBERS:,}; list "
+                "fewer values"
+            )
         members = [m.model_dump_json() for m in self.members()]
         if len(set(members)) < len(members):
             raise ValueError("grid: a value is listed twice, two members would be the same")
@@ -208,9 +248,9 @@ class Method(Strict):
 class Search(Strict):
     """Which λ are tried, and which is taken."""
 
-    scales: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] | None = None
+    scales: Annotated[tuple[Scale, ...], Field(max_length=MOST_SCALES)] | None = None
     stop: Positive = 1.0
-    count: Annotated[int, Field(ge=2)] = 21
+    count: Annotated[int, Field(ge=2, le=MOST_SCALES)] = 21
     """λ runs over `count` even steps from 0 to `stop`, unless `scales` lists them."""
     limit: Positive | None = None
     """While a larger λ may be better, the grid grows up to here; not given: it does not."""
@@ -220,8 +260,14 @@ class Search(Strict):
     """Not given: match_holdout for records, keep_retain for a whole class or a CLIP."""
     samples: Count = 2000
     """At most so many of each set choose λ; they are not reported."""
-    tries: Count = 5
+    tries: Annotated[int, Field(ge=1, le=MOST_TRIES)] = 5
     """How many trainings a tuned rival has, whichever it is."""
+
+    @model_validator(mode="after")
+    def _steps(self) -> Search:
+        if self.scales is None and self.stop / (self.count - 1) < FINEST_STEP:
+            raise ValueError(f"stop: steps of less than {FINEST_STEP:g} are not told apart")
+        return self
 
     def grid(self) -> tuple[float, ...]:
         """The λ to try, rising, 0 among them.

@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from negmerge.evaluation.predictions import Predictions, predict_all
 from negmerge.evaluation.scores import METRICS, accuracy, score
 from negmerge.files import write_file
 from negmerge.models.linearized import LinearizedClassifier
+from negmerge.reading import read_csv
 from negmerge.recipe import Search
 from negmerge.task_vector import TaskVector
 
@@ -181,7 +183,12 @@ def read_rows(path: Path) -> list[Row]:
     [{'scale': 0.1, 'acc_forget': 0.6666666666666666}]
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    except (ValueError, TypeError, AttributeError) as error:
+        rows = [{k: float(v) for k, v in row.items()} for row in read_csv(path)]
+    except (ValueError, FileError) as error:
         raise FileError(f"{path}: is not a sweep: {error}; remove it and run again") from None
+    if "scale" not in rows[0] or not all(isfinite(v) for row in rows for v in row.values()):
+        raise FileError(
+            f"{path}: is not a sweep: wanted a column `scale` and finite numbers; remove it and "
+            "run again"
+        )
+    return rows

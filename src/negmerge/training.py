@@ -24,11 +24,12 @@ from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Batch, Feed, epoch_of, passes_of, steps_of
 from negmerge.data.samples import to_device
 from negmerge.data.transforms import own_random_state, seed_torch
-from negmerge.errors import ValueRangeError
+from negmerge.errors import FileError, ValueRangeError
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.classifiers import channels_last
 from negmerge.models.outputs import logits_of
 from negmerge.models.weights import load_tensors, save_tensors
+from negmerge.reading import parse_json
 
 # cuBLAS repeats its sums only with a workspace of its own; read when a GPU is first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -248,4 +249,7 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
             moments.setdefault(int(index), {})[kind] = value
     whole = optimizer.state_dict()
     optimizer.load_state_dict({"state": moments, "param_groups": whole["param_groups"]})
-    return Position(**json.loads(metadata["position"]))
+    try:
+        return Position(**parse_json(metadata.get("position", ""), path, "position"))
+    except TypeError as error:
+        raise FileError(f"{path}: is damaged: {error}; remove it and run again") from None

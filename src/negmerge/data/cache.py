@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from negmerge.data.places import Seen
 from negmerge.errors import FileError
 from negmerge.files import atomic_folder, sync, write, write_file
+from negmerge.reading import read_json
 
 FORMAT = "negmerge-images/2"
 
@@ -83,7 +84,7 @@ def open_entry(entry: Path, seen: Seen) -> Images | None:
     differ (the entry was copied, or something wrote to it) the content has to have its hash.
     """
     try:
-        notes = json.loads((entry / "entry.json").read_bytes())
+        notes = read_json(entry / "entry.json")
         hashes: dict[str, str] = notes["hashes"]
         arrays = {name: _open_array(entry / f"{name}.npy") for name in hashes}
         as_written = _stamps(entry, hashes) == notes["stamps"]
@@ -99,7 +100,7 @@ def open_entry(entry: Path, seen: Seen) -> Images | None:
                 classes=tuple(notes["classes"]),
                 fingerprint=_fingerprint(hashes),
             )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
+    except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         pass  # whatever is wrong with it, it is made again
     return None
 

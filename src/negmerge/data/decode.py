@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,10 @@ from numpy.typing import NDArray
 
 from negmerge.errors import FileError
 from negmerge.parallel import available_workers, ordered
+from negmerge.reading import read_bytes
 
+MAX_PICTURE = 256 << 20
+"""Bytes of an encoded picture."""
 # Raised when the same file would decode to other pixels: part of the cache's key.
 VERSION = 1
 
@@ -101,7 +103,7 @@ def _bytes(picture: Picture) -> bytes:
     if picture.path is None:
         raise ValueError("there is neither content nor a file name")
     if "://" not in picture.path:
-        return Path(picture.path).read_bytes()
+        return read_bytes(picture.path, MAX_PICTURE)
     import fsspec  # an image folder on the Hub is listed, not fetched
 
     with fsspec.open(picture.path, "rb") as file:

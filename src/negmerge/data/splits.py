@@ -19,6 +19,7 @@ from negmerge.data.draws import seed_of
 from negmerge.data.records import positions_from, positions_of
 from negmerge.errors import FileError, OptionError, shown
 from negmerge.hyperparameters import HELD_OUT
+from negmerge.reading import read_lines as lines_of
 
 if TYPE_CHECKING:
     from negmerge.data.datasets import Images
@@ -125,7 +126,7 @@ def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
     """
     if isinstance(wanted, str) and wanted in classes:
         return classes.index(wanted)
-    if str(wanted).isdigit() and int(wanted) < len(classes):
+    if str(wanted).isdecimal() and len(str(wanted)) < 20 and int(wanted) < len(classes):
         return int(wanted)
     names = ", ".join(f"{i} {shown(c, 40)}" for i, c in enumerate(classes[:20]))
     raise OptionError(f"split.forget.class {wanted!r}: no such class; there are: {names}")
@@ -133,12 +134,7 @@ def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a list, without blanks and comments."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # Windows begins with a mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: cannot be read as a list of records: {error}") from error
-    lines = [line.strip() for line in text.splitlines()]
-    found = [line for line in lines if line and not line.startswith("#")]
+    found = lines_of(path)
     if not found:
         raise FileError(f"{path}: lists no records; wanted one per line")
     return found

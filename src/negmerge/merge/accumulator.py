@@ -7,7 +7,7 @@ and their fingerprints. It is saved whole or not at all, so a member is counted 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,14 @@ from negmerge.merge.trim import Thresholds, find_thresholds
 from negmerge.parallel import available_workers, ordered
 from negmerge.patch import Entry, Layout, Origin, header_room, versions
 from negmerge.progress import Progress, Quiet
+from negmerge.reading import parse_json_value
 from negmerge.state_dict import Model, PathLike, StateDict
 from negmerge.task_vector import TaskVector
 
-FORMAT = "negmerge-accumulator/2"
-OLDER = "negmerge-accumulator/1"
-"""It had a tensor `NAME#STATISTIC` for every tensor and statistic."""
+FORMAT = "negmerge-accumulator/1"
+"""A tensor `NAME#STATISTIC` for every tensor and statistic."""
+COMPACT = "negmerge-accumulator/2"
+"""One tensor for each statistic, for models of so many tensors that a header cannot list them."""
 MEMBER = "m" * 64
 """The name of a member, for the room that a thousand of them take."""
 Array = NDArray[Any]
@@ -208,34 +210,42 @@ class Accumulator:
                 pass
 
     def _header(self) -> tuple[bytes, dict[str, int]]:
-        """The header of a saved state, and the place of each statistic of all elements."""
-        elements = sum(prod(shape) for shape in self._shapes.values())
-        tensors = {s: (STATISTICS[s].dtype, (elements,)) for s in sorted(self._statistics())}
+        """The header of a saved state, and where each statistic begins, of all tensors in turn."""
+        names, first = sorted(self._statistics()), next(iter(self._state), "")
         metadata = {
-            "format": FORMAT,
             "base": self.base,
             "members": json.dumps(self.members),
             "rules": json.dumps({name: rule.options for name, rule in self._rules.items()}),
             "buffers": self._buffers,
             "dtypes": json.dumps(self._dtypes),
         }
-        return build_header(tensors, metadata)
+        listed = {
+            f"{name}#{s}": (STATISTICS[s].dtype, self._shapes[name])
+            for s in names
+            for name in self._state
+        }
+        try:
+            header, places = build_header(listed, metadata | {"format": FORMAT})
+            return header, {s: places[f"{first}#{s}"] for s in names if first}
+        except FileError:
+            elements = sum(prod(shape) for shape in self._shapes.values())
+            compact = {s: (STATISTICS[s].dtype, (elements,)) for s in names}
+            return build_header(compact, metadata | {"format": COMPACT})
 
     @classmethod
     def load(cls, path: PathLike, base: Model, workers: int | None = None) -> Accumulator:
         """Read a saved state; `base` must be the model it was made for."""
         with Checkpoint(path, own=True) as file:
             metadata = file.metadata
-            if metadata.get("format") not in (FORMAT, OLDER):
+            if metadata.get("format") not in (FORMAT, COMPACT):
                 raise FileError(
                     f"{path}: not an accumulator: metadata 'format' is "
                     f"{shown(metadata.get('format'))}, wanted {FORMAT!r}"
                 )
             try:
-                saved = {k: json.loads(metadata[k]) for k in ("members", "rules", "dtypes")}
-                buffers: Buffers = "merge" if metadata["buffers"] == "merge" else "keep"
-                acc = cls(base, saved["rules"], buffers, workers)
-            except (KeyError, ValueError) as error:
+                members, rules, dtypes, buffers = _saved(metadata, path)
+                acc = cls(base, rules, buffers, workers)
+            except (FileError, OptionError) as error:
                 raise FileError(
                     f"{path}: metadata of the accumulator is damaged: {error}"
                 ) from error
@@ -248,7 +258,7 @@ class Accumulator:
             elements, first = sum(prod(shape) for shape in acc._shapes.values()), 0
             for name, statistics in acc._state.items():
                 for s, array in statistics.items():
-                    if metadata["format"] == OLDER:
+                    if metadata["format"] == FORMAT:
                         key, shape, at = f"{name}#{s}", acc._shapes[name], 0
                     else:
                         key, shape, at = s, (elements,), first * array.itemsize
@@ -259,7 +269,9 @@ class Accumulator:
                         )
                     array[:] = file.read(info, at, at + array.nbytes).view(array.dtype)
                 first += prod(acc._shapes[name])
-            acc.members, acc._dtypes = saved["members"], saved["dtypes"]
+            if dtypes.keys() != acc._dtypes.keys():
+                raise FileError(f"{path}: metadata of the accumulator is damaged: dtypes")
+            acc.members, acc._dtypes = members, dtypes
         return acc
 
     # ------------------------------------------------------------------------------------- helpers
@@ -352,6 +364,34 @@ class Accumulator:
             kept=self._kept,
             versions=versions(),
         )
+
+
+def _saved(metadata: Mapping[str, str], path: PathLike) -> tuple[Any, Any, dict[str, str], Any]:
+    """Members, rules, dtypes and buffers of a saved accumulator, checked."""
+    members, rules, dtypes = (
+        parse_json_value(metadata.get(name, ""), path, name)
+        for name in ("members", "rules", "dtypes")
+    )
+    fits = {
+        "members": _all(members, list, _is_member),
+        "rules": _all(rules, dict, lambda options: type(options) is dict),
+        "dtypes": _all(dtypes, dict, lambda dtype: dtype in ("F32", "F64")),
+        "buffers": metadata.get("buffers") in ("keep", "merge"),
+    }
+    for name, fit in fits.items():
+        if not fit:
+            raise FileError(f"{name} is {shown(metadata.get(name))}")
+    return members, rules, dtypes, metadata["buffers"]
+
+
+def _is_member(value: Any) -> bool:
+    texts = _all(value, dict, lambda text: type(text) is str)
+    return texts and set(value) == {"name", "fingerprint"}
+
+
+def _all(value: Any, kind: type, fits: Callable[[Any], bool]) -> bool:
+    """Whether a value is a list or dict all of whose values fit."""
+    return type(value) is kind and all(map(fits, value.values() if kind is dict else value))
 
 
 def foldable() -> list[str]:

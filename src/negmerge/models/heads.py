@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,6 +12,7 @@ from negmerge.errors import FileError, MismatchError, OptionError, shown
 from negmerge.models.pretrained import EMBEDDINGS, ClipSource
 from negmerge.models.prompts import Prompts
 from negmerge.models.weights import load_tensors
+from negmerge.reading import parse_json
 
 
 def zero_shot_head(
@@ -67,10 +67,7 @@ def ready_head(source: ClipSource, data: str, names: Sequence[str]) -> Tensor | 
         return None
     where = source.embeddings
     ready, metadata = load_tensors(where)
-    try:
-        known: dict[str, list[str]] = dict(json.loads(metadata.get("classes", "{}")))
-    except (ValueError, TypeError):
-        raise FileError(f"{where}: its metadata `classes` is not a JSON object") from None
+    known = parse_json(metadata.get("classes", "{}"), where, "metadata `classes`")
     alike = [name for name in known if known[name] == list(names) and name in ready]
     found = data if data in ready else next(iter(alike), None)
     if found is None:

@@ -31,6 +31,7 @@ from negmerge.models.transformers_clip import (
     translated,
 )
 from negmerge.models.weights import check_fit, load_tensors, save_tensors
+from negmerge.reading import parse_json_value
 from negmerge.terminal import unattended
 
 ASSETS = Path(str(files("negmerge") / "assets"))
@@ -92,12 +93,16 @@ class ClipSource:
             return {"model_cfg": deepcopy(model), "preprocess_cfg": tag}
         path = self.folder / (FOREIGN if self.foreign else CONFIG)
         try:
-            found = json.loads(read_inside(self.folder, path.name) or b"")
+            found = parse_json_value(read_inside(self.folder, path.name) or b"", path, "content")
             if self.foreign:
                 refuse_code(path, found)
                 model = model_config(found)
                 # Without a file for the images, they are prepared as for OpenAI's.
-                shown_as = json.loads(read_inside(self.folder, PREPROCESSOR) or b"{}")
+                shown_as = parse_json_value(
+                    read_inside(self.folder, PREPROCESSOR) or b"{}",
+                    self.folder / PREPROCESSOR,
+                    "content",
+                )
                 refuse_code(self.folder / PREPROCESSOR, shown_as)
                 found = {"model_cfg": model, "preprocess_cfg": preprocess_config(shown_as)}
             check_config(path, found)

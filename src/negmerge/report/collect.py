@@ -19,6 +19,7 @@ from negmerge.evaluation.scores import avg_gap
 from negmerge.inspection import describe_patch
 from negmerge.merge.engine import merge
 from negmerge.progress import Progress
+from negmerge.reading import MAX_JSON, read_bytes, read_csv, read_json
 from negmerge.recipe import Recipe
 from negmerge.report.ranking import gap_interval, losses, ranked
 from negmerge.report.tables import COLUMNS
@@ -225,7 +226,13 @@ def attack_frame(run: Run, scores: dict[str, Any]) -> pd.DataFrame:
     path = run.data / "attack.csv"
     if not path.exists():
         raise Missing("this run did not record its histograms")
-    return pd.read_csv(path)
+    kinds = {"low": float, "high": float, "count": int, "member": _truth}
+    rows = [{k: kinds.get(k, str)(v) for k, v in row.items()} for row in read_csv(path)]
+    return pd.DataFrame(rows)
+
+
+def _truth(word: str) -> bool:
+    return {"True": True, "False": False}[word]
 
 
 def bins_side_by_side(frame: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
@@ -245,7 +252,7 @@ def pictures(run: Run) -> dict[str, Any]:
     path = run.data / "gradcam.json"
     if not path.exists():
         raise Missing("this run made no pictures")
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     if "missing" in found:
         raise Missing(found["missing"])
     for cell in (cell for row in found["rows"] for cell in row["cells"]):
@@ -258,7 +265,7 @@ def _png(run: Run, cell: Row) -> bytes:
     path = run.data / cell["file"]
     if path.name != cell["file"] or path.is_symlink():
         raise FileError(f"{path.parent}: {shown(cell['file'])} is not the name of a picture there")
-    raw = path.read_bytes()
+    raw = read_bytes(path, MAX_JSON)
     if not raw.startswith(b"\x89PNG"):
         raise FileError(f"{path}: is not a PNG")
     return raw

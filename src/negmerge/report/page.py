@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from negmerge.errors import FileError, NegMergeError
 from negmerge.files import alone_in, file_digest, told_plainly, write_file
 from negmerge.progress import Progress, Quiet
+from negmerge.reading import MAX_YAML, read_bytes
 from negmerge.recipe import Recipe, load_recipe
 from negmerge.report import summary
 from negmerge.report.collect import Missing, NotMeasured
@@ -20,7 +21,7 @@ from negmerge.report.export import Table
 from negmerge.report.runs import describe_run
 from negmerge.report.sections import SECTIONS, Material, Section
 from negmerge.report.tables import how_far
-from negmerge.rundir import PAGE, Run, need_run, read_json
+from negmerge.rundir import PAGE, Run, need_run
 
 T = TypeVar("T")
 BROKEN = (
@@ -107,7 +108,12 @@ class Builder:
         """The scores; those beside an unfinished run may be of an earlier recipe."""
         if not self.run.finished:
             raise Missing(f"the run is not finished; there are {how_far(describe_run(self.run))}")
-        return read_json(self.run.folder / "scores.json")
+        return self.run.scores
+
+    def recipe_text(self) -> str:
+        """The recipe as it stands in the run, whatever it is."""
+        raw = self.attempt("the text of the recipe", lambda: read_bytes(self.run.recipe, MAX_YAML))
+        return (raw or b"").decode(errors="replace")
 
     def attempt(self, what: str, make: Callable[[], T]) -> T | None:
         """What a step gives, or None and a line about what is missing."""
@@ -144,7 +150,7 @@ class Builder:
             sections=sections,
             missing=self.missing,
             warnings=(scores or {}).get("warnings", []),
-            recipe=self.run.recipe.read_text(encoding="utf-8", errors="replace"),
+            recipe=self.recipe_text(),
             seed=recipe and recipe.seed,
             manifest=self.manifest,
             files=files,

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from negmerge.errors import OptionError
 from negmerge.hyperparameters import Strict
+from negmerge.reading import MAX_YAML, parse_yaml, read_json, read_text
 from negmerge.recipe import Recipe, load_recipe
 
 Scale = Literal["desk", "paper"]
+HERE = Path(str(resources.files("negmerge.reproduction")))
 
 
 class Part(Strict):
@@ -188,8 +190,8 @@ _shipped = cache(load_recipe)
 
 @cache
 def _file() -> dict[str, Any]:
-    path = resources.files("negmerge.reproduction") / "experiments.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    path = HERE / "experiments.yaml"
+    return parse_yaml(read_text(path, MAX_YAML), str(path))
 
 
 @cache
@@ -230,8 +232,7 @@ def estimates() -> dict[str, dict[str, float]]:
     >>> sorted(estimates()["T2"])
     ['disk', 'hours', 'memory']
     """
-    path = resources.files("negmerge.reproduction") / "estimates.json"
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(HERE / "estimates.json")
 
 
 @cache
@@ -241,7 +242,6 @@ def published() -> dict[str, dict[str, Any]]:
     >>> [row["avg_gap"] for row in published()["T2"]["rows"] if row["method"] == "negmerge"]
     [1.07]
     """
-    path = resources.files("negmerge.reproduction") / "published.json"
-    tables = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    tables = read_json(HERE / "published.json")["tables"]
     figures = {name: one.figure for name, one in experiments().items() if one.figure is not None}
     return tables | {name: {"caption": text, "rows": []} for name, text in figures.items()}

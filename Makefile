@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test tables demo lint bench clean
+.PHONY: test tables demo lint bench fuzz clean
 test: $(READY) ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -23,6 +23,9 @@ bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/results_page.py
+
+fuzz: $(READY) ## feed damaged input to every reader, 203,000 cases; writes benchmarks/results/fuzz.md
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/fuzz.py --record
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "negmerge needs Python 3.11 or newer")'

@@ -213,6 +213,6 @@ def _weights(content: Any, key: str, path: Path) -> dict[str, Any]:
 
 def _renamed(names: list[str], prefix: str, path: Path) -> dict[str, str]:
     for name in names:
-        if not name.startswith(prefix) or name == prefix:
+        if not name.startswith(prefix) or (prefix and name == prefix):
             raise MismatchError(f"{path} {shown(name)}: does not start with {prefix!r}")
     return {name: name.removeprefix(prefix) for name in names}

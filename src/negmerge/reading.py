@@ -12,6 +12,7 @@ import io
 import json
 import os
 import stat
+from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, shown
@@ -52,6 +53,18 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise FileError(f"{path}: not a regular file")
     return descriptor
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a regular file; no path is too strange to ask.
+
+    >>> is_file(Path("x" * 5000))
+    False
+    """
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -171,6 +184,8 @@ def parse_yaml(text: str, where: str) -> Any:
 
     >>> parse_yaml("{seed: 1, data: {name: mnist}}", "recipe")
     {'seed': 1, 'data': {'name': 'mnist'}}
+    >>> parse_yaml("{a: &a {lr: 1}, b: {<<: *a, batch: 2}}", "recipe")["b"]
+    {'lr': 1, 'batch': 2}
 
     where: what the text is, for errors.
     """
@@ -209,7 +224,8 @@ def _weigh(node: Any, where: str, loader: Any, known: dict[int, int | None]) -> 
         seen: set[Any] = set()
         for key, value in node.value:
             weight += _weigh(key, where, loader, known) + _weigh(value, where, loader, known)
-            name = loader.construct_object(key, deep=True)
+            merges = key.tag == "tag:yaml.org,2002:merge"  # `<<`, which takes in a mapping
+            name = key.value if merges else loader.construct_object(key, deep=True)
             if name in seen:
                 raise FileError(
                     f"{where}: line {key.start_mark.line + 1}: key {shown(name)} stands twice; "
@@ -231,11 +247,12 @@ def _weigh(node: Any, where: str, loader: Any, known: dict[int, int | None]) -> 
 
 
 def _check_text(node: Any, where: str) -> None:
-    """Refuse texts that no field of YAML has."""
-    if len(node.value) > MAX_TEXT or "\0" in node.value:
+    """Refuse texts that no field of YAML has: endless ones, and ones that no file can hold."""
+    halves = any("\ud800" <= c <= "\udfff" for c in node.value)
+    if len(node.value) > MAX_TEXT or "\0" in node.value or halves:
         raise FileError(
             f"{where}: line {node.start_mark.line + 1}: {shown(node.value, 40)}: wanted at most "
-            f"{MAX_TEXT} characters, without NUL"
+            f"{MAX_TEXT} characters, without NUL and half surrogate pairs"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from negmerge.errors import FileError, MismatchError, shown
 from negmerge.files import SUFFIX, alone_in, file_digest, told_plainly, write_file
 from negmerge.parallel import available_workers
-from negmerge.reading import MAX_YAML, read_json, read_text
+from negmerge.reading import MAX_YAML, is_file, read_json, read_text
 from negmerge.records import FORMAT, Manifest, Scores, Unit, read_record
 
 AGAIN = "put it back from a copy, or run again in another folder"
@@ -277,7 +277,7 @@ class Run:
         files = manifest["files"]
         for name, entry in files.items():
             path = self.inside(name)
-            if not path.is_file():
+            if not is_file(path):
                 raise MismatchError(f"{path}: is missing; the manifest lists it")
             if (found := file_digest(path)) != entry["sha256"]:
                 raise MismatchError(
@@ -301,10 +301,7 @@ def is_run(path: Path) -> bool:
     >>> is_run(Path("x" * 5000))
     False
     """
-    try:
-        return (path / "recipe.yaml").is_file()
-    except (OSError, ValueError):
-        return False
+    return is_file(path / "recipe.yaml")
 
 
 def without_seconds(tree: Any) -> Any:

@@ -24,7 +24,7 @@ from negmerge.data.draws import seed_of
 from negmerge.data.feeds import Batch, Feed, epoch_of, passes_of, steps_of
 from negmerge.data.samples import to_device
 from negmerge.data.transforms import own_random_state, seed_torch
-from negmerge.errors import FileError, ValueRangeError
+from negmerge.errors import FileError, ValueRangeError, shown
 from negmerge.hyperparameters import HyperParameters
 from negmerge.models.classifiers import channels_last
 from negmerge.models.outputs import logits_of
@@ -34,6 +34,7 @@ from negmerge.reading import parse_json
 # cuBLAS repeats its sums only with a workspace of its own; read when a GPU is first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+ANEW = "remove it and run again: this training begins anew"
 VERSION = 2
 """Of this loop: raised when the same settings give other weights, so that nothing old is reused."""
 
@@ -239,17 +240,21 @@ def save_state(
 def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
     """Take up a training where it was saved."""
     tensors, metadata = load_tensors(path)
-    model.load_state_dict(
-        {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-    )
+    position = parse_json(metadata.get("position", ""), path, "position")
+    usual = vars(Position())
+    if {k: type(v) for k, v in position.items()} != {k: type(v) for k, v in usual.items()}:
+        raise FileError(f"{path}: is damaged: position is {shown(position)}; {ANEW}")
+    own = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
     moments: dict[int, dict[str, Any]] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, kind = key.split(".", 2)
-            moments.setdefault(int(index), {})[kind] = value
     whole = optimizer.state_dict()
-    optimizer.load_state_dict({"state": moments, "param_groups": whole["param_groups"]})
     try:
-        return Position(**parse_json(metadata.get("position", ""), path, "position"))
-    except TypeError as error:
-        raise FileError(f"{path}: is damaged: {error}; remove it and run again") from None
+        for key, value in tensors.items():
+            if key.startswith("optimizer."):
+                _, index, kind = key.split(".", 2)
+                moments.setdefault(int(index), {})[kind] = value
+        model.load_state_dict(own)
+        optimizer.load_state_dict({"state": moments, "param_groups": whole["param_groups"]})
+    except (RuntimeError, ValueError) as error:  # other names or shapes
+        why = " ".join(str(error).split())[:200]
+        raise FileError(f"{path}: is damaged: {why}; {ANEW}") from None
+    return Position(**position)

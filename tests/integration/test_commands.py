@@ -23,7 +23,8 @@ from safetensors.torch import save_file as save_torch
 
 import negmerge as nm
 from negmerge.errors import NegMergeError
-from negmerge.files import atomic, temporary
+from negmerge.files import atomic, atomic_folder, temporary
+from negmerge.rundir import Run
 
 NEGMERGE = [sys.executable, "-m", "negmerge.cli"]
 
@@ -177,6 +178,78 @@ def test_interrupted_it_leaves_nothing_and_says_so(pool, tmp_path, stop):
     assert process.returncode == 130
     assert errors == "interrupted\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_signals_while_it_exits_change_nothing(pool, tmp_path):
+    base, models = pool
+    command = [*NEGMERGE, "merge", str(base), *map(str, models), "-o", str(tmp_path / "p")]
+    command += ["--rule", "ties", "--workers", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not temporary(tmp_path / "p").exists():
+        assert process.poll() is None, "the merge ended before it could be interrupted"
+        time.sleep(0.001)
+    for k in range(1_000_000):
+        process.send_signal((signal.SIGINT, signal.SIGTERM)[k % 2])
+        if process.poll() is not None:
+            break
+        time.sleep(0.0005)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors == "interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from negmerge import files
+files.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "folder":
+    with files.atomic_folder(Path("made")) as folder:
+        (folder / "x").touch()
+elif sys.argv[1] == "waiting":
+    with files.atomic_folder(Path("made")) as folder:
+        (folder / "x").touch()
+        files.sync(folder)
+else:
+    from negmerge.rundir import Run
+    with Run("made").working():
+        files.sync(Path("made"))
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "waiting", "run"])
+def test_a_kill_leaves_no_lock(kind, tmp_path):
+    """After the rename, before it, and while a run holds its folder."""
+    done = subprocess.run([sys.executable, "-c", KILLED, kind], cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.rglob("*lock*"))
+    if kind == "run":
+        with Run(tmp_path / "made").working():
+            pass
+    else:
+        shutil.rmtree(tmp_path / "made", ignore_errors=True)
+        with atomic_folder(tmp_path / "made") as folder:
+            assert not list(folder.iterdir()), "what was left is taken over, empty"
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    with Run(tmp_path / "run").working(), atomic_folder(tmp_path / "made"):
+        with pytest.raises(NegMergeError, match="another run"), Run(tmp_path / "run").working():
+            pass
+        with pytest.raises(NegMergeError, match="another run"), atomic_folder(tmp_path / "made"):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "run"]
+
+
+def test_a_link_under_the_temporary_name_of_a_folder_is_not_followed(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/precious").touch()
+    temporary(tmp_path / "made").symlink_to("other")
+    with pytest.raises(NegMergeError, match="in the way"), atomic_folder(tmp_path / "made"):
+        pass
+    assert (tmp_path / "other/precious").exists()
 
 
 def test_two_runs_on_one_output(pool, tmp_path):

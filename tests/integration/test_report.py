@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -171,11 +173,11 @@ def test_a_seal_is_of_the_recipe_it_was_made_with(copy: Path):
     [
         ("report/data/attack.csv", "membership inference: this run did not record"),
         ("report/data/gradcam.json", "Grad-CAM: this run made no pictures"),
-        ("report/data/gradcam-1-original.png", "Grad-CAM: damaged"),
+        ("report/data/gradcam-1-original.png", "gradcam-1-original.png: no such file"),
         ("sweeps/uniform.csv", "λ curves: sweeps/uniform.csv is not there"),
         ("patches/most.safetensors", "sparsity by depth: patches/most.safetensors is not there"),
         ("manifest.json", "the scores: the run is not finished; there are base, retrain, 4 of 4"),
-        ("scores.json", "cannot be read as JSON"),
+        ("scores.json", "scores.json: no such file"),
     ],
 )
 def test_what_is_lost_is_said(copy: Path, lost: str, told: str):
@@ -199,12 +201,102 @@ def test_what_is_broken_is_said_and_the_rest_is_there(copy: Path, broken: str, c
     assert "To repeat it" in page
 
 
+def damaged(path: Path, change: object) -> None:
+    """A file of a run with its bytes, or one of its values at a dotted place, replaced."""
+    if isinstance(change, bytes):
+        path.write_bytes(change)
+        return
+    place, value = change  # pyright: ignore
+    tree = at = json.loads(path.read_text())
+    *way, last = place.split("/")
+    for key in way:
+        at = at[int(key) if isinstance(at, list) else key]
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    path.write_text(json.dumps(tree))
+
+
+@pytest.mark.parametrize("change", [b"", b"[]", b"{}", b"\xff", b"[" * 5000, b'{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("name", ["scores.json", "manifest.json"])
+def test_commands_tell_of_a_broken_file(copy: Path, name: str, change: bytes, capsys):
+    damaged(copy / name, change)
+    told_in_one_line("inspect" if name == "scores.json" else "verify", copy, name, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "verb", "change", "told"),
+    [
+        ("scores.json", "inspect", ("methods", []), "methods"),
+        ("scores.json", "inspect", ("methods", "x"), "methods"),
+        ("scores.json", "inspect", ("methods/0/seconds", None), "methods.0.seconds"),
+        ("scores.json", "inspect", ("methods/0/seconds", "long"), "methods.0.seconds"),
+        ("scores.json", "inspect", ("methods/1/scale", [1]), "methods.1.scale"),
+        ("scores.json", "inspect", ("original/intervals", {"mia": [1]}), "original.intervals.mia"),
+        ("scores.json", "inspect", ("original/seconds", 10**400), "40 digits"),
+        ("scores.json", "inspect", ("splits/chosen_on", "x"), "chosen_on"),
+        ("scores.json", "inspect", ("title", 5), "title"),
+        ("scores.json", "inspect", ("warnings", [5]), "warnings.0"),
+        ("manifest.json", "verify", ("files", []), "files"),
+        ("manifest.json", "verify", ("files/recipe.yaml", []), "files.recipe.yaml"),
+        ("manifest.json", "verify", ("files/recipe.yaml/sha256", 5), "files.recipe.yaml.sha256"),
+        ("manifest.json", "verify", ("files/a\0b", {"bytes": 1, "sha256": "0" * 64}), "files"),
+        ("manifest.json", "verify", ("versions", None), "versions"),
+        ("manifest.json", "verify", ("result", None), "result"),
+        ("manifest.json", "verify", ("format", "x"), "format"),
+    ],
+)
+def test_commands_tell_what_is_damaged(copy: Path, name, verb, change, told, capsys):
+    damaged(copy / name, change)
+    assert told in told_in_one_line(verb, copy, name, capsys)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000])
+def test_a_manifest_with_a_name_that_no_file_has(copy: Path, name: str, capsys):
+    tree = json.loads((copy / "manifest.json").read_text())
+    tree["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    (copy / "manifest.json").write_text(json.dumps(tree))
+    told_in_one_line("verify", copy, "", capsys)
+
+
+@pytest.mark.parametrize("name", ["scores.json", "manifest.json", "recipe.yaml"])
+@pytest.mark.parametrize("verb", ["inspect", "verify", "report"])
+def test_a_pipe_in_place_of_a_file_does_not_hang(copy: Path, name: str, verb: str, capsys):
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    with contextlib.suppress(SystemExit):
+        main([verb, str(copy)])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change", [b"[]", b"{", b'{"a": []}', b'{"a": {"id": "x", "sha256": "y", "seconds": "z"}}']
+)
+def test_a_damaged_journal_is_told(copy: Path, change):
+    damaged(copy / "journal.json", change)
+    with pytest.raises(NegMergeError, match=r"journal.json.*"):
+        Run(copy).has("patches/consensus", "x", copy / "recipe.yaml")
+
+
+def told_in_one_line(verb: str, run: Path, name: str, capsys) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([verb, str(run)])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert name in told
+    return told
+
+
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [
         ("scores.json", ("acc_forget", "acc_forget"), None),
         ("scores.json", ("[", "[ "), "scores.json: was changed after the run was finished"),
-        ("scores.json", ('"seed": 0', '"seed": NaN'), "NaN is not a number of JSON"),
+        ("scores.json", ('"seed": 0', '"seed": NaN'), "NaN is not JSON"),
         ("sweeps/uniform.csv", ("0.25", "0.26"), "sweeps/uniform.csv: was changed"),
     ],
 )

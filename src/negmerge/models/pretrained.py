@@ -179,7 +179,7 @@ class ClipSource:
     def fit(self) -> Literal["crop", "squash"]:
         """How an image that is not square is made so."""
         mode = self.config["preprocess_cfg"].get("resize_mode") or "shortest"
-        if mode not in FITS:
+        if not isinstance(mode, str) or mode not in FITS:
             raise OptionError(
                 f"model.name {self.name}: resize mode {shown(mode)}, wanted {' or '.join(FITS)}"
             )

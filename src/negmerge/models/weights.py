@@ -65,8 +65,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         for name, info in file.tensors.items():
             if info.dtype not in _TORCH:
                 raise FileError(f"{path} {shown(name)}: dtype {info.dtype} cannot be loaded")
-            raw = torch.from_numpy(file.read(info).copy().view("uint8"))
-            tensors[name] = raw.view(_TORCH[info.dtype]).reshape(info.shape)
+            tensors[name] = torch.empty(info.shape, dtype=_TORCH[info.dtype])
+            if info.nbytes:  # torch gives no view of nothing
+                raw = torch.from_numpy(file.read(info).copy().view("uint8"))
+                tensors[name] = raw.view(_TORCH[info.dtype]).reshape(info.shape)
         return tensors, dict(file.metadata)
 
 

@@ -226,13 +226,9 @@ def attack_frame(run: Run, scores: dict[str, Any]) -> pd.DataFrame:
     path = run.data / "attack.csv"
     if not path.exists():
         raise Missing("this run did not record its histograms")
-    kinds = {"low": float, "high": float, "count": int, "member": _truth}
+    kinds = {"low": float, "high": float, "count": int, "member": int}
     rows = [{k: kinds.get(k, str)(v) for k, v in row.items()} for row in read_csv(path)]
     return pd.DataFrame(rows)
-
-
-def _truth(word: str) -> bool:
-    return {"True": True, "False": False}[word]
 
 
 def bins_side_by_side(frame: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:

@@ -1,0 +1,101 @@
+"""One module reads what comes from outside; damaged input gets one line from it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import negmerge
+
+SOURCE = Path(negmerge.__file__).parent
+READERS = {
+    "read_text", "read_bytes", "open", "fdopen", "loads", "load", "safe_load", "safe_load_all",
+    "full_load", "unsafe_load", "load_all", "read_csv", "read_json", "read_parquet", "fromfile",
+    "reader", "DictReader", "memmap", "safe_open", "load_file", "compose", "parse", "raw_decode",
+}  # fmt: skip
+"""What opens or parses a file, by the last part of its name."""
+LIBRARIES = {"json", "yaml", "csv", "pd", "np", "os", "torch", "io", "pickle", "tomllib", "ast"}
+ALLOWED = {
+    ("convert.py", "torch.load"): "the one place that unpickles, from a checked descriptor",
+    ("convert.py", "os.fdopen"): "of `open_regular`",
+    ("fingerprint.py", "os.fdopen"): "of `open_regular`",
+    ("files.py", "os.fdopen"): "of `open_regular`",
+    ("files.py", "os.open"): "opens what is written, and folders",
+    ("patching.py", "os.open"): "opens what is written",
+    ("data/cache.py", "os.open"): "a lock",
+    ("data/cache.py", "path.open"): "opens what is written",
+    ("data/cache.py", "np.load"): "arrays of the cache, without pickles",
+    ("data/decode.py", "Image.open"): "bytes that `read_bytes` gave",
+    ("data/decode.py", "fsspec.open"): "pictures on the Hub",
+    ("merge/memory.py", "np.memmap"): "memory on disk, made there",
+    ("merge/memory.py", "Path('/proc/self/status').read_text"): "the system's own",
+    ("merge/loop.py", "Path(code.co_filename).read_bytes"): "the source of a rule",
+    ("clip_scenario.py", "self.open"): "data sets, by a method of that name",
+    ("pipeline.py", "contenders[title].job.out.read_bytes"): "a model that the run just made",
+    ("models/pretrained.py", "self.embeddings.read_bytes"): "checked before, when it was loaded",
+}
+"""Who may, and why."""
+
+
+def calls(path: Path) -> set[str]:
+    """What a module calls that opens or parses files."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id == "open":
+            found.add("open")
+        elif isinstance(called, ast.Attribute) and called.attr in READERS:
+            owner = called.value.id if isinstance(called.value, ast.Name) else None
+            by_method = called.attr in ("read_text", "read_bytes", "open")
+            if by_method or owner in LIBRARIES:
+                found.add(ast.unparse(called))
+    return found
+
+
+def test_nobody_else_reads_outside_files():
+    seen = {
+        (str(path.relative_to(SOURCE)), call)
+        for path in SOURCE.rglob("*.py")
+        if path.name != "reading.py" or path.parent != SOURCE
+        for call in calls(path)
+    }
+    assert sorted(seen - ALLOWED.keys()) == [], "call negmerge.reading instead"
+    assert sorted(ALLOWED.keys() - seen) == [], "no longer needed"
+
+
+# ------------------------------------------------------------------------------------- a short fuzz
+
+
+def load_fuzz():
+    path = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
+    spec = importlib.util.spec_from_file_location("fuzz", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fuzz"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_damaged_input_gives_a_result_or_an_error(tmp_path: Path):
+    """`make fuzz` does the same with many more cases."""
+    fuzz = load_fuzz()
+    found, targets = {}, fuzz.targets(tmp_path)  # which imports what takes memory
+    with fuzz.bounded():
+        for target in targets:
+            found[target.name] = fuzz.fuzz(target, 25, 1, tmp_path)
+    assert len(found) >= 25
+    assert {name: one.faults for name, one in found.items() if one.faults} == {}
+
+
+def test_the_fuzzer_gives_the_same_cases_again():
+    fuzz = load_fuzz()
+    seeds = [b'{"a": [1, 2]}', b'{"b": {"c": "x"}}']
+    target = fuzz.Target("any", seeds, lambda _: None, whole=True)
+    one, two = ([fuzz.case_of(random.Random(k), target) for k in range(50)] for _ in range(2))
+    assert one == two

@@ -130,7 +130,22 @@ def read_csv(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 def read_json(path: str | os.PathLike[str], limit: int = MAX_JSON) -> dict[str, Any]:
     """The object in a JSON file."""
-    return parse_json(read_bytes(path, limit), path, "content")
+    found = read_json_value(path, limit)
+    if not isinstance(found, dict):
+        raise FileError(f"{path}: content is a {type(found).__name__}, wanted an object")
+    return found
+
+
+def read_json_value(
+    path: str | os.PathLike[str], limit: int = MAX_JSON, *, infinite: bool = False
+) -> Any:
+    """Any JSON value in a file; all of its texts can be written again."""
+    found = parse_json_value(read_bytes(path, limit), path, "content", infinite=infinite)
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise FileError(f"{path}: content holds half a surrogate pair, which no file can") from None
+    return found
 
 
 def parse_json(raw: bytes | str, where: object, what: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from negmerge.errors import FileError, printable
-from negmerge.reading import MAX_JSON, parse_json_value, read_bytes
+from negmerge.reading import read_json_value
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -152,7 +152,7 @@ def read_record(path: Path, kind: Any, remedy: str, *, infinite: bool = False) -
     kind: a `Record`, or any type that pydantic knows. remedy: what to do about a damaged file.
     infinite: whether numbers may be infinite.
     """
-    tree = parse_json_value(read_bytes(path, MAX_JSON), path, "content", infinite=infinite)
+    tree = read_json_value(path, infinite=infinite)
     try:
         TypeAdapter(kind).validate_python(tree)
     except ValidationError as error:

@@ -237,6 +237,7 @@ def test_commands_tell_of_a_broken_file(copy: Path, name: str, change: bytes, ca
         ("scores.json", "inspect", ("original/seconds", 10**400), "40 digits"),
         ("scores.json", "inspect", ("splits/chosen_on", "x"), "chosen_on"),
         ("scores.json", "inspect", ("title", 5), "title"),
+        ("scores.json", "inspect", ("title", "\ud800"), "surrogate"),
         ("scores.json", "inspect", ("warnings", [5]), "warnings.0"),
         ("manifest.json", "verify", ("files", []), "files"),
         ("manifest.json", "verify", ("files/recipe.yaml", []), "files.recipe.yaml"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -192,26 +193,28 @@ def test_options_of_a_rule_are_part_of_the_state(pool, tmp_path):
         again.finish("ties", make_rule("ties").options)
 
 
-def test_files_of_the_older_format_are_read(pool, tmp_path):
+def test_more_tensors_than_a_header_can_list_are_saved_in_another_layout(
+    pool, tmp_path, monkeypatch
+):
     base, paths = pool
     acc = nm.Accumulator(base)
     for path in paths[:4]:
         acc.add(path)
-    acc.save(tmp_path / "state")
-    with safe_open(tmp_path / "state", "pt") as file:
-        metadata = file.metadata() | {"format": "negmerge-accumulator/1"}
-        flat = {s: file.get_tensor(s) for s in file.keys()}  # noqa: SIM118
-    older, at = {}, 0
-    for name, shape in (("b", (9,)), ("w", (50, 41))):
-        size = int(np.prod(shape))
-        older |= {f"{name}#{s}": v[at : at + size].reshape(shape) for s, v in flat.items()}
-        at += size
-    assert all(v.numel() == at for v in flat.values())
-    save_file(older, tmp_path / "older", metadata)
-    again = nm.Accumulator.load(tmp_path / "older", base)
-    assert again.add(paths[4])
-    again.save(tmp_path / "newer")
-    same(nm.Accumulator.load(tmp_path / "newer", base).finish(), nm.merge(base, paths[:5]))
+    acc.save(tmp_path / "listed")
+    monkeypatch.setattr("negmerge.header.MAX_TENSORS", 5)  # two tensors of three statistics
+    acc.save(tmp_path / "compact")
+    formats = {}
+    for name in ("listed", "compact"):
+        with safe_open(tmp_path / name, "pt") as file:
+            formats[name] = file.metadata()["format"]
+        again = nm.Accumulator.load(tmp_path / name, base)
+        assert again.add(paths[4])
+        same(again.finish(), nm.merge(base, paths[:5]))
+        monkeypatch.undo()
+    assert formats == {
+        "listed": "negmerge-accumulator/1",
+        "compact": "negmerge-accumulator/2",
+    }
 
 
 def test_what_could_not_be_written_is_refused_before_a_member_is_made(pool, monkeypatch):
@@ -219,3 +222,36 @@ def test_what_could_not_be_written_is_refused_before_a_member_is_made(pool, monk
     monkeypatch.setattr("negmerge.header.MAX_HEADER", 4_000)
     with pytest.raises(NegMergeError, match=r"a patch of 2 tensors .* cannot be written"):
         nm.Accumulator(base)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("members", "5"),
+        ("members", "[5]"),
+        ("members", '[{"name": 1, "fingerprint": "x"}]'),
+        ("members", "[" * 5000),
+        ("rules", "[]"),
+        ("rules", '{"consensus": 5}'),
+        ("rules", '{"consensus": {"quorum": []}}'),
+        ("rules", '{"nobody": {}}'),
+        ("rules", '{"consensus": {}, "consensus": {}}'),
+        ("dtypes", '{"w": "F16"}'),
+        ("dtypes", "{}"),
+        ("buffers", "odd"),
+        ("base", "x"),
+    ],
+)
+def test_damaged_metadata_is_told(pool, tmp_path, key, value):
+    base, paths = pool
+    acc = nm.Accumulator(base)
+    acc.add(paths[0])
+    acc.save(tmp_path / "acc")
+    raw = (tmp_path / "acc").read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    fields = json.loads(raw[8:end])
+    fields["__metadata__"][key] = value
+    header = json.dumps(fields).encode()
+    (tmp_path / "acc").write_bytes(len(header).to_bytes(8, "little") + header + raw[end:])
+    with pytest.raises(NegMergeError, match="acc"):
+        nm.Accumulator.load(tmp_path / "acc", base)

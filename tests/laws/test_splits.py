@@ -100,7 +100,10 @@ def split_by(lines: str | bytes, tmp_path: Path, kind: str = "ids", ids=None, **
         ("9" * 5000, "indices", "wanted a position"),
         ("# nothing\n", "indices", "lists no records"),
         ("img3\nimg3\n", "ids", "1 of 2 records are listed twice, the first is 'img3'"),
-        (b"\xff\xfei\x00", "ids", "cannot be read"),
+        (b"\xff\xfei\x00", "ids", "not UTF-8"),
+        (None, "ids", "no such file"),
+        ("²\n", "indices", "wanted a position"),
+        ("img3\0\n", "ids", "NUL"),
     ],
 )
 def test_bad_lists(tmp_path: Path, text, kind, message):

@@ -108,8 +108,7 @@ class ClipSource:
             check_config(path, found)
         except OptionError as error:
             raise FileError(f"{self.folder}: {error}") from None
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
-                RecursionError) as error:  # fmt: skip
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, ValueError) else repr(error)
             raise FileError(f"{path}: is not the configuration of a CLIP: {why}") from None
         return {name: found.get(name) or {} for name in ("model_cfg", "preprocess_cfg")}

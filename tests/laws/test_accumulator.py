@@ -203,6 +203,7 @@ def test_more_tensors_than_a_header_can_list_are_saved_in_another_layout(
     acc.save(tmp_path / "listed")
     monkeypatch.setattr("negmerge.header.MAX_TENSORS", 5)  # two tensors of three statistics
     acc.save(tmp_path / "compact")
+    monkeypatch.undo()
     formats = {}
     for name in ("listed", "compact"):
         with safe_open(tmp_path / name, "pt") as file:
@@ -210,7 +211,6 @@ def test_more_tensors_than_a_header_can_list_are_saved_in_another_layout(
         again = nm.Accumulator.load(tmp_path / name, base)
         assert again.add(paths[4])
         same(again.finish(), nm.merge(base, paths[:5]))
-        monkeypatch.undo()
     assert formats == {
         "listed": "negmerge-accumulator/1",
         "compact": "negmerge-accumulator/2",

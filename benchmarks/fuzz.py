@@ -667,6 +667,8 @@ def table(results: dict[str, Found]) -> str:
     return "\n".join(lines) + "\n"
 
 
+MENDED = "## Found and mended"
+"""The part of the record that is written by hand, and kept."""
 RECORD = Path(__file__).parent / "results" / "fuzz.md"
 
 
@@ -701,7 +703,9 @@ def main() -> None:
         head = f"# Fuzzing the readers\n\n`{command}` on {describe()}: {total:,} cases.\n\n"
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         tail = f"\nLargest memory of the process: {peak:.1f} GB, libraries included.\n"
-        RECORD.write_text(head + table(results) + tail, encoding="utf-8")
+        old = RECORD.read_text(encoding="utf-8") if RECORD.exists() else ""
+        kept = old[old.index(MENDED) :] if MENDED in old else ""
+        RECORD.write_text(f"{head}{table(results)}{tail}\n{kept}", encoding="utf-8")
     sys.exit(any(one.faults for one in results.values()))
 
 

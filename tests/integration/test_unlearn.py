@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import signal
 import subprocess
@@ -48,6 +49,7 @@ save_every: 0.2
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unlearn")
     (folder / "tiny.yaml").write_text(TINY)
+    os.mkfifo(folder / "pipe")
     return folder
 
 
@@ -373,6 +375,8 @@ def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
         (["unlearn", "tiny.yaml", "--set", "model.name=resnet19"], "did you mean"),
         (["unlearn", "tiny.yaml", "--set", "split.forget={class: boot}"], "no such class"),
         (["unlearn", "tiny.yaml", "--set", "split.forget={indices: no.txt}"], "no.txt"),
+        (["unlearn", "tiny.yaml", "--set", "split.forget={indices: pipe}"], "not a regular file"),
+        (["unlearn", "tiny.yaml", "--set", "split.forget={ids: /dev/zero}"], "not a regular file"),
         (["unlearn", "tiny.yaml", "--set", "model.weights=no.safetensors"], "model.weights"),
         (["unlearn", "tiny.yaml", "--set", "methods=[tees]"], "unknown method"),
         (["unlearn", "tiny.yaml", "--set", "train.lr=1e30"], "diverged"),

@@ -402,8 +402,8 @@ WEIGHTS, HEADS = "open_clip_model.safetensors", "class_embeddings.safetensors"
         (tensors_with(WEIGHTS, "visual.proj", lambda t: t * torch.nan), "are not finite"),
         (tensors_with(HEADS, "mnist", lambda t: t * torch.nan), "are not finite"),
         (tensors_with(HEADS, "mnist", lambda t: t[:, 1:]), "takes 15 features, the image encoder"),
-        (tensors_with(HEADS, "mnist", lambda t: t, classes="[1, 2]"), "is not a JSON object"),
-        (tensors_with(HEADS, "mnist", lambda t: t, classes="{"), "is not a JSON object"),
+        (tensors_with(HEADS, "mnist", lambda t: t, classes="[1, 2]"), "metadata `classes` is"),
+        (tensors_with(HEADS, "mnist", lambda t: t, classes="{"), "metadata `classes` is"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"no"), "open_clip_model.safetensors"),
     ],
 )

@@ -369,7 +369,7 @@ def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["unlearn", "nothing.yaml"], "cannot be read"),
+        (["unlearn", "nothing.yaml"], "no such file"),
         (["unlearn", "tiny.yaml", "--set", "data.name=cifarten"], "unknown data set"),
         (["unlearn", "tiny.yaml", "--set", "data.name=cifar10"], "cifar10"),
         (["unlearn", "tiny.yaml", "--set", "model.name=resnet19"], "did you mean"),

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from negmerge.errors import FileError, shown
@@ -24,6 +24,8 @@ from negmerge.interrupts import undisturbed
 from negmerge.reading import open_regular
 
 SUFFIX = ".negmerge-tmp"
+LOCK = ".lock"
+"""A file in a folder that is locked in its place, where folders cannot be locked."""
 _LIBC = ctypes.CDLL(None)
 
 
@@ -103,14 +105,16 @@ def alone_in(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
     wait: for the process that works there; otherwise this is an error.
     """
-    with told_plainly(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
+    with ExitStack() as stack:
         with told_plainly(folder):
-            _lock_folder(descriptor, folder, wait)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            if not _lock(descriptor, folder, wait):
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                descriptor = os.open(folder / LOCK, flags, 0o666)
+                stack.callback(os.close, descriptor)
+                _lock(descriptor, folder, wait)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -224,7 +228,7 @@ def _make_locked(waiting: Path) -> int:
         except OSError:
             raise FileError(f"{waiting}: is in the way and not a folder; remove it") from None
         try:
-            _lock_folder(descriptor, waiting, wait=False)
+            _lock(descriptor, waiting, wait=False)
             # Another run may have renamed or removed the folder between open and lock.
             if os.path.samestat(os.fstat(descriptor), waiting.stat()):
                 for path in waiting.iterdir():
@@ -241,15 +245,17 @@ def _make_locked(waiting: Path) -> int:
         os.close(descriptor)
 
 
-def _lock_folder(descriptor: int, folder: Path, wait: bool) -> None:
+def _lock(descriptor: int, folder: Path, wait: bool) -> bool:
+    """Lock a folder by an open descriptor; False on NFS, which locks only what can be written."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise FileError(f"{folder}: another run is writing this output; wait for it") from None
     except OSError as error:
-        # NFS locks only what is open for writing, which no folder can be: it goes without.
         if error.errno != errno.EBADF:
             raise
+        return False
+    return True
 
 
 def _open_and_lock(path: Path) -> int:

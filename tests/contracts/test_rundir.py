@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from negmerge.errors import FileError
+from negmerge.files import alone_in
 from negmerge.rundir import Run, write_json
 
 
@@ -110,3 +114,23 @@ def test_a_folder_that_cannot_be_read_is_one_line(tmp_path: Path):
             Run(tmp_path / "run").check_own()
     finally:
         (tmp_path / "run/pool").chmod(0o700)
+
+
+@pytest.mark.parametrize("network", [False, True], ids=["local", "nfs"])
+def test_a_folder_has_one_run_at_a_time_also_where_folders_cannot_be_locked(
+    tmp_path: Path, monkeypatch, network: bool
+):
+    lock = fcntl.flock
+
+    def on_nfs(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(descriptor, how)
+
+    if network:
+        monkeypatch.setattr(fcntl, "flock", on_nfs)
+    refused = pytest.raises(FileError, match="another run")
+    with alone_in(tmp_path), refused, alone_in(tmp_path, wait=False):
+        pass
+    with alone_in(tmp_path, wait=False):
+        pass

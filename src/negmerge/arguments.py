@@ -45,5 +45,7 @@ def signed_scale(negate: float | None, add: float | None) -> float:
     assert scale is not None
     verb = "--negate" if negate is not None else "--add"
     if not 0 <= scale < float("inf"):
-        raise OptionError(f"{verb} {scale}: λ must be a finite number ≥ 0; the sign is in the verb")
+        raise OptionError(
+            f"{verb} {scale}: λ must be a finite number ≥ 0; --negate subtracts and --add adds"
+        )
     return -scale if negate is not None else scale

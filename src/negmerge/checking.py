@@ -11,6 +11,7 @@ from negmerge.merge.accumulator import foldable
 from negmerge.merge.rules import make_rule, rules
 from negmerge.merge.select import SELECTORS, Greedy
 from negmerge.recipe import Method, Recipe
+from negmerge.registry import unknown
 from negmerge.rivalry import check_rival, plan_rivals
 from negmerge.rivals import rivals
 from negmerge.scenario import Part, Problem
@@ -53,17 +54,17 @@ def check_methods(recipe: Recipe) -> None:
             if method.subset is not None:
                 method.subset.of(recipe.pool.members())
         else:
-            known = ", ".join([*rules, *SELECTORS, *rivals])
-            raise OptionError(f"unknown method {method.name!r}; there are: {known}")
+            known = [*rules, *SELECTORS, *rivals]
+            raise OptionError(unknown("method", method.name, known))
 
 
 def check_selector(method: Method) -> None:
     """A selector has options it takes, and chooses from the whole pool."""
     known = vars(Greedy()) if method.name == "greedy" else {}
-    unknown = sorted(method.options.keys() - known.keys())
-    if unknown:
+    wrong = sorted(method.options.keys() - known.keys())
+    if wrong:
         wanted = ", ".join(known) or "none"
-        raise OptionError(f"{method.name}: no option {unknown[0]!r}; it takes {wanted}")
+        raise OptionError(f"{method.name}: no option {wrong[0]!r}; it takes {wanted}")
     if method.name == "greedy":
         try:
             Greedy(**method.options)

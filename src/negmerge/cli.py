@@ -323,10 +323,10 @@ def apply(
     if done.changed < 0.99 * done.nonzero and scale:
         share = done.changed / done.nonzero
         formats = {short: name for name, short in NAMES.items()}
-        lost = ", ".join(f"{n:,} round away in {formats[f]}" for f, n in done.lost.items())
+        lost = ", ".join(f"{n:,} are too small for {formats[f]}" for f, n in done.lost.items())
         coarse = done.lost.keys() & {"BF16", "F16"}
         remedy = "; --dtype float32 keeps more of them" if coarse else ""
-        warn(f"only {share:.1%} of the edits survive: {lost}{remedy}")
+        warn(f"only {share:.1%} of the changes are in the output: {lost}{remedy}")
     if done.clamped:
         warn(f"{done.clamped} BatchNorm variances were kept from going below zero")
 

@@ -18,6 +18,7 @@ from negmerge.merge.select import SELECTORS
 from negmerge.models.prompts import prompts, prompts_of
 from negmerge.parallel import MOST_WORKERS
 from negmerge.reading import MAX_YAML, parse_yaml, read_text
+from negmerge.registry import unknown
 from negmerge.schema import (
     Clip,
     Data,
@@ -51,6 +52,11 @@ __all__ = [
 
 RECIPES = Path(str(resources.files("negmerge") / "recipes"))
 DEFAULT = "demo"
+PLAIN = {
+    "extra_forbidden": "there is no such field; `negmerge list recipes` names recipes to look at",
+    "model_type": "has fields of its own; wanted a mapping, such as {FIELD: VALUE}",
+}
+"""What pydantic says in words of its own."""
 RESERVED = ("original", "retrained", "image", "conflict")
 """What files and figures of a run call other things; `conflict` may be the rule itself."""
 LONGEST_KEY = 200
@@ -223,8 +229,7 @@ def read_recipe(name: str | Path | None) -> tuple[str, dict[str, Any]]:
     except FileError as error:
         if os.path.lexists(path):
             raise
-        known = ", ".join(shipped())
-        raise FileError(f"{error}; wanted a YAML file or one of: {known}") from None
+        raise FileError(f"{error}; {unknown('recipe', str(name), shipped())}") from None
     tree = parse_yaml(text, where)
     if tree is None:
         tree = {}
@@ -243,7 +248,7 @@ def check_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         got = first.get("input")
         told = "" if isinstance(got, dict | list | tuple | Strict) else f", got {shown(got)}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        message = first["msg"].removeprefix("Value error, ")
+        message = PLAIN.get(first["type"], first["msg"].removeprefix("Value error, "))
         raise OptionError(printable(f"{where}: {place}: {message}{told}{more}")) from None
     except NegMergeError as error:
         raise OptionError(f"{where}: {error}") from None

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
-from negmerge.errors import OptionError
+from negmerge.errors import OptionError, shown
 
 T = TypeVar("T")
+
+
+def unknown(kind: str, name: str, known: Sequence[str]) -> str:
+    """What to say of a name that nothing has: the nearest names, and then all of them.
+
+    >>> unknown("recipe", "dmo", ["demo", "desk"])
+    "unknown recipe 'dmo'; did you mean 'demo'? There are: demo, desk"
+    """
+    near = get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return f"unknown {kind} {shown(name)}{hint} There are: {', '.join(known)}"
 
 
 class Registry(Generic[T]):
@@ -37,10 +48,7 @@ class Registry(Generic[T]):
         """Look an entry up; a miss names the nearest entries and then all of them."""
         if name in self._entries:
             return self._entries[name]
-        near = get_close_matches(name, self._entries, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-        known = ", ".join(sorted(self._entries))
-        raise OptionError(f"unknown {self.kind} {name!r}{hint} There are: {known}")
+        raise OptionError(unknown(self.kind, name, sorted(self._entries)))
 
     def remove(self, name: str) -> None:
         """Forget an entry."""

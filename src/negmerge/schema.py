@@ -105,9 +105,19 @@ class Forget(Strict):
 
     @model_validator(mode="after")
     def _one_way(self) -> Forget:
-        ways = [self.fraction, self.class_, self.indices, self.ids]
-        if sum(way is not None for way in ways) != 1:
-            raise ValueError("name exactly one of fraction, class, indices, ids")
+        ways = {
+            "fraction": self.fraction,
+            "class": self.class_,
+            "indices": self.indices,
+            "ids": self.ids,
+        }
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"name exactly one of fraction, class, indices, ids; got "
+                f"{' and '.join(given) or 'none'}; replace all of it, such as with "
+                "--set 'split.forget={ids: FILE}'"
+            )
         if self.count is not None and self.class_ is None:
             raise ValueError("count goes with class")
         return self

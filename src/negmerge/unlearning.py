@@ -28,6 +28,7 @@ from negmerge.own_model import OwnModel
 from negmerge.pipeline import Pipeline, problem_of
 from negmerge.progress import Progress, make_progress
 from negmerge.recipe import Data, Model, Pool, Recipe, Search
+from negmerge.registry import unknown
 from negmerge.report.page import report
 from negmerge.rivalry import INHERITED
 from negmerge.rivals import Rival, rivals
@@ -208,10 +209,13 @@ def _check_merge(splits: Mapping[str, Any], search: Search | None) -> Search:
 
 
 def _check_names(splits: Mapping[str, Any], enough: bool) -> None:
-    if not enough or set(splits) - set(SETS):
+    for name in splits:
+        if name not in SETS:
+            raise OptionError(f"splits: {unknown('set', name, SETS)}")
+    if not enough:
         raise OptionError(
-            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and retain or "
-            "test or both"
+            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and test "
+            "(samples that the model never saw) or retain (samples that it keeps) or both"
         )
 
 

@@ -75,7 +75,7 @@ def test_the_steps_of_the_original_training():
         ("methods=[{name: uniform, label: member-1}]", "calls something else 'member-1'"),
         ("data.words=cars", "data.words: a classifier needs none"),
         ("seed=-1", "seed: Input should be greater than or equal to 0"),
-        ("colour=red", "colour: Extra inputs are not permitted"),
+        ("colour=red", "colour: there is no such field"),
         ("train.lr=nan", "train.lr"),
         ("train.lr=0", "train.lr"),
         ("pool.grid={speed: [1]}", "grid.speed: no such hyper-parameter"),

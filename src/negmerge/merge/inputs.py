@@ -185,6 +185,10 @@ def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
     seen: dict[tuple[tuple[int, int], ...], Path] = {}
     for model in models:
         first = seen.setdefault(model.identity(), model.path)
+        if first is not model.path and first is models[0].path:
+            raise MismatchError(
+                f"{model.path}: is the base itself; list only models that were fine-tuned from it"
+            )
         if first is not model.path:
             raise MismatchError(
                 f"{model.path}: listed twice (also as {first}); list each model once, "

@@ -149,8 +149,9 @@ def cost(scores: dict[str, Any]) -> str:
     first = scores["methods"][0]
     return (
         f"{first['samples_processed']:,} samples processed in training and "
-        f"{first['seconds']:.0f} s in all, {first['seconds_search']:.0f} s of it for the search. "
-        "Seconds are those of trainings, added up; several may have run at once."
+        f"{first['seconds']:.0f} s in all, {first['seconds_search']:.0f} s of it for the search "
+        "of λ. The seconds of trainings, merges and searches are added up, although several may "
+        "have run at once."
     )
 
 
@@ -170,6 +171,6 @@ def not_measured(scores: dict[str, Any]) -> list[str]:
     )
     if first.get("mia") is not None:
         found.append(
-            "other attacks: one confidence attack was run; that it fails proves nothing of others"
+            "other attacks: one confidence attack was run; where it fails, others may succeed"
         )
     return found

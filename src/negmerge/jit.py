@@ -9,7 +9,8 @@ functions that are put together from parts (`merge/loop.py`), which numba was no
   a random number in every process.
 - **Files.** A function is kept under a name that holds its `identity`: a hash of its source, of
   everything it refers to, and of the versions of the compiler. Code of another source, or of an
-  older release, has another name and is never looked at.
+  older release, has another name and is never looked at. A file begins with a checksum of its name
+  and its content: what is damaged or belongs to another name is compiled again and replaced.
 - **Proof.** Code that was loaded or compiled is run once on a small fixed input and compared with a
   plain form before anything else may call it. Loaded code that fails is compiled again, which also
   replaces it on disk, and a warning says so; compiled code that fails is an error.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import secrets
 import types
 import warnings
@@ -214,7 +216,7 @@ class ProvenCache(FunctionCache):
                 return found
             reason = "computes something else"
         except Exception as error:  # whatever a damaged file makes of unpickling
-            reason = f"cannot be loaded ({type(error).__name__})"
+            reason = f"cannot be loaded ({type(error).__name__}: {error})"
         warnings.warn(
             f"{self.cache_path}: the compiled code of {self._name} {reason}; "
             "it is compiled again and replaced",
@@ -245,27 +247,45 @@ class ProvenCompiler(_FunctionCompiler):
         return result
 
 
-class CacheFile(IndexDataCacheFile):
-    """An index of compiled code, in files that are named by their key.
+SEAL = 32
+"""Bytes of the checksum at the beginning of a file."""
 
-    numba numbers the files by what the index says when it looks. Two processes that fill an empty
+
+class CacheFile(IndexDataCacheFile):
+    """Compiled code in files that are named by their key and begin with a checksum.
+
+    numba numbers the files, and keeps the numbers in an index. Two processes that fill an empty
     cache together may so give one number to two pieces of code, and the index then hands out the
-    wrong one. Here the worst that processes can do to each other is to lose an entry.
+    wrong one. Here a key leads to one name, without an index. Code that is damaged, or is of
+    another file, is not run, not even to prove itself: it could write anywhere in the memory.
     """
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep compiled code; the index is written last, so that it never names what is not there.
+        """Keep compiled code.
 
         key: signature, processor, and hashes of the function and what it closes over.
         """
-        content = repr((self._version, self._source_stamp, key)).encode()
-        number = int(hashlib.sha256(content).hexdigest()[:24], 16)
-        name = self._data_name(number)
-        self._save_data(name, data)
-        self._save_index(self._load_index() | {key: name})
+        name, content = self._name(key), self._dump(data)
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(_seal(name, content) + content)
 
-    def _load_index(self) -> dict[Any, str]:
+    def load(self, key: Any) -> Any:
+        """Compiled code that was kept, or None; raises if the file is not what was written."""
+        name = self._name(key)
         try:
-            return super()._load_index()
-        except Exception:  # whatever a damaged file makes of unpickling; it will be replaced
-            return {}
+            raw = Path(self._data_path(name)).read_bytes()
+        except FileNotFoundError:
+            return None
+        seal, content = raw[:SEAL], raw[SEAL:]
+        if seal != _seal(name, content):
+            raise ValueError("wrong checksum")
+        return pickle.loads(content)  # noqa: S301 numba's own
+
+    def _name(self, key: Any) -> str:
+        # The word keeps apart what was written before files had a checksum.
+        content = repr(("sealed", self._version, self._source_stamp, key)).encode()
+        return self._data_name(int(hashlib.sha256(content).hexdigest()[:24], 16))
+
+
+def _seal(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()

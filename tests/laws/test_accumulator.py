@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import negmerge as nm
 from negmerge.errors import NegMergeError
 from negmerge.merge.rules import make_rule
+from negmerge.progress import Quiet
 from storage import dense
 
 SERVED = ["uniform", "consensus", "conflict", "localize", "magmax", "ties"]
@@ -134,6 +135,55 @@ def test_what_it_cannot_serve_is_refused(pool, tmp_path):
         nm.Accumulator.load(tmp_path / "state", paths[1])
     with pytest.raises(NegMergeError, match="not an accumulator"):
         nm.Accumulator.load(base, base)
+
+
+class Interrupted(Quiet):
+    def advance(self, count: int) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_member_that_was_folded_in_part_is_not_forgotten(pool, tmp_path):
+    base, models = pool
+    acc = nm.Accumulator(base)
+    acc.add(models[0])
+    acc.save(tmp_path / "acc.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        acc.add(models[1], Interrupted())
+    whole = nm.Accumulator.load(tmp_path / "acc.safetensors", base)
+    for use in (
+        lambda: acc.add(models[1]),
+        lambda: acc.finish(),
+        lambda: acc.save(tmp_path / "half.safetensors"),
+        lambda: acc.merge(whole),
+        lambda: whole.merge(acc),
+    ):
+        with pytest.raises(NegMergeError, match=rf"{models[1].name}.*in part.*load the state"):
+            use()
+    assert not (tmp_path / "half.safetensors").exists()
+    assert whole.add(models[1])
+
+
+class Overwriting(Quiet):
+    """Changes a file as soon as its model is being folded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None:
+        os.utime(self.path, (1, 1))
+
+
+def test_a_member_that_changes_while_it_is_folded_is_not_counted(pool):
+    base, models = pool
+    acc = nm.Accumulator(base)
+    with pytest.raises(NegMergeError, match="changed while it was read"):
+        acc.add(models[0], Overwriting(models[0]))
+    assert acc.n == 0
+
+
+def test_one_rule_without_brackets_is_told(pool):
+    with pytest.raises(NegMergeError, match=r"rules: got 'ties', wanted a list of names"):
+        nm.Accumulator(pool[0], "ties")
 
 
 def test_a_refused_member_changes_nothing(pool, tmp_path):

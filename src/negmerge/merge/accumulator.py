@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, shown
+from negmerge.errors import (
+    FileError,
+    MismatchError,
+    NegMergeError,
+    OptionError,
+    ValueRangeError,
+    shown,
+)
 from negmerge.files import atomic, temporary, write
 from negmerge.fingerprint import fingerprint, fingerprint_of, tensor_checksum
 from negmerge.header import build_header
@@ -66,12 +73,16 @@ class Accumulator:
         buffers: Buffers = "keep",
         workers: int | None = None,
     ) -> None:
+        if isinstance(rules, str):
+            raise OptionError(f"rules: got {rules!r}, wanted a list of names; put it in brackets")
         chosen = rules if isinstance(rules, Mapping) else dict.fromkeys(rules)
         self._rules = {name: make_rule(name, options) for name, options in chosen.items()}
         self._base = StateDict(base, "base", copied=True) if isinstance(base, Mapping) else base
         self._buffers: Buffers = buffers
         self._workers = available_workers(workers)
         self.members: list[dict[str, str]] = []
+        self._half: Path | None = None
+        """The member that is being folded; it stays here if that was broken off."""
         with open_model(self._base, "base") as model:
             self.base = fingerprint_of(model)
         self._state: dict[str, dict[str, Array]] = {}
@@ -109,10 +120,12 @@ class Accumulator:
     def add(self, model: Model, progress: Progress | None = None) -> bool:
         """Fold one model; False if its content is in already. A refused model changes nothing.
 
-        It is read twice: it is checked and named first, then folded.
+        It is read twice: it is checked and named first, then folded. If folding is broken off (an
+        interrupt, a file that changes meanwhile), the state is not used any more.
 
         model: a file, a folder or a state dict.
         """
+        self._need_whole()
         progress = progress or Quiet()
         member = open_model(model, f"models[{self.n}]")
         with Inputs(self._base, [member], self._buffers, allow_duplicates=True) as inputs:
@@ -124,6 +137,7 @@ class Accumulator:
                 raise OptionError("an accumulator holds at most 32767 members")
             trims = self._trims(inputs, progress)
             progress.stage("folding", inputs.nbytes)
+            self._half = member.path
             for segment, deltas in self._deltas(inputs):
                 part = slice(segment.start, segment.stop)
                 limit = trims.get(segment.info.name, 0.0)
@@ -131,14 +145,18 @@ class Accumulator:
                     statistic = STATISTICS[s]
                     array[part] = statistic.join(array[part], statistic.of(deltas, limit))
                 progress.advance(inputs.bytes_of(segment.info.name, deltas.size))
+            inputs.check_unchanged()
             for info in inputs.merged:
                 if member.tensors[info.name].dtype == "F64":
                     self._dtypes[info.name] = "F64"
             self.members.append({"name": member.path.name, "fingerprint": name})
+            self._half = None
         return True
 
     def merge(self, other: Accumulator) -> None:
         """Take in the members of another accumulator of the same base and rules."""
+        self._need_whole()
+        other._need_whole()
         if self.base != other.base:
             raise MismatchError(f"accumulators of different bases: {self.base} and {other.base}")
         if self._rules != other._rules or self._shapes != other._shapes:
@@ -162,6 +180,7 @@ class Accumulator:
         layout: Layout = "auto",
     ) -> TaskVector:
         """The merged task vector; more members may be added afterwards."""
+        self._need_whole()
         if not self.members:
             raise OptionError("the accumulator is empty: add a member first")
         known = self._rules.get(rule)
@@ -199,6 +218,7 @@ class Accumulator:
 
     def save(self, path: PathLike) -> None:
         """Write the whole state to one file, atomically, and read its header back first."""
+        self._need_whole()
         header, places = self._header()
         with atomic(Path(path)) as descriptor:
             write(descriptor, header, 0)
@@ -275,6 +295,13 @@ class Accumulator:
         return acc
 
     # ------------------------------------------------------------------------------------- helpers
+
+    def _need_whole(self) -> None:
+        if self._half is not None:
+            raise NegMergeError(
+                f"{self._half}: was folded into this accumulator only in part, for that was broken "
+                "off; load the state that was saved last, or begin again"
+            )
 
     def _statistics(self) -> set[str]:
         found: set[str] = set()

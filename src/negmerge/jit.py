@@ -40,6 +40,7 @@ from numba import njit
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher, _FunctionCompiler  # pyright: ignore
+from numba.core.errors import NumbaError
 from numba.core.extending import _Intrinsic
 from numba.core.types import Array, ExternalFunction
 
@@ -236,7 +237,14 @@ class ProvenCompiler(_FunctionCompiler):
     proof: Proof
 
     def compile(self, args: Any, return_type: Any) -> Any:
-        result = super().compile(args, return_type)
+        try:
+            result = super().compile(args, return_type)
+        except NumbaError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise NegMergeError(
+                f"{self.py_func.__qualname__}: numba cannot compile it ({' '.join(lines)[:300]}); "
+                "if it is a rule of your own, write its finish with operators only (docs/extend.md)"
+            ) from error
         if not _proves(self.proof, result):
             raise NegMergeError(
                 f"{self.py_func.__qualname__}: the compiled code and its plain form give different "

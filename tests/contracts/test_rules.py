@@ -12,9 +12,9 @@ import pytest
 
 import negmerge as nm
 import oracle
-from negmerge.errors import OptionError
+from negmerge.errors import NegMergeError, OptionError
 from negmerge.merge import kernels
-from negmerge.merge.rules import choices, make_rule, rules, summary
+from negmerge.merge.rules import Rule, choices, make_rule, rule, rules, summary
 from negmerge.merge.torch_compute import FOLDS
 from negmerge.registry import Registry
 
@@ -84,3 +84,33 @@ def test_the_rule_of_the_documentation_works(small_pool, tmp_path, monkeypatch):
     finally:
         for name in set(rules) - before:
             rules.remove(name)
+
+
+def unfit(c, total):  # of the statistics only the first
+    return total
+
+
+def beyond(c, total, low, high):
+    return total * c[5]
+
+
+def nothing(c, total, low, high):
+    return None
+
+
+def unknown_to_numba(c, total, low, high):
+    return np.asarray(total, dtype="f8") * sorted({1.0})[0]
+
+
+@pytest.mark.parametrize("finish", [unfit, beyond, nothing, unknown_to_numba])
+def test_a_finish_that_cannot_be_used_is_one_line(finish, small_pool):
+    odd = type(
+        "Odd", (Rule,), {"fold": staticmethod(kernels.fold_extent), "finish": staticmethod(finish)}
+    )
+    rule(odd)
+    try:
+        with pytest.raises(NegMergeError, match=r"operators only \(docs/extend.md\)") as told:
+            nm.merge(*small_pool, rule="odd")
+        assert "\n" not in str(told.value)
+    finally:
+        rules.remove("odd")

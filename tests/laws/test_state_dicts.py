@@ -204,3 +204,14 @@ def test_options_as_keywords(small_pool):
         nm.merge(base, pool, qorum=0.7)
     with pytest.raises(NegMergeError, match=r"unknown keyword 'quorum'; .*'uniform': none"):
         nm.merge(base, pool, "uniform", quorum=0.7)
+
+
+def test_models_that_are_no_list_are_told(small_pool):
+    base, pool = small_pool
+    for models, kind in (
+        (iter(pool), "list_iterator"),
+        (5, "int"),
+        (torch.nn.Linear(2, 2), "Linear"),
+    ):
+        with pytest.raises(NegMergeError, match=f"models: got {kind}, wanted a list of models"):
+            nm.merge(base, models)

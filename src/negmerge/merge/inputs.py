@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -43,6 +43,11 @@ class Inputs:
     ) -> None:
         if isinstance(models, str | os.PathLike | Mapping):
             raise OptionError("models: got one model, wanted a list of them; put it in brackets")
+        if not isinstance(cast(Any, models), Collection):
+            raise OptionError(
+                f"models: got {type(models).__name__}, wanted a list of models; "
+                "of an iterator make one with list()"
+            )
         if not models:
             raise NegMergeError("the pool is empty: name at least one fine-tuned model")
         if len(models) > 32767:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -157,6 +158,74 @@ def test_a_folder_of_transformers(act, tmp_path: Path):
         mask = (torch.arange(77) <= tokens.argmax(1, keepdim=True)).long()
         text = theirs.text_model(tokens, attention_mask=mask).pooler_output
         assert torch.allclose(ours.encode_text(tokens), theirs.text_projection(text), atol=1e-5)
+
+
+def own_vocabulary() -> Any:
+    """A fast tokenizer of transformers whose vocabulary is not OpenAI's, its end not the last."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<unk>", "<s>", "</s>", "a", "photo", "of", "cat", "dog", "."]
+    tokenizer = Tokenizer(models.WordLevel({w: k for k, w in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("<s>", 2), ("</s>", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=ends
+    )
+    special = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def test_a_folder_of_transformers_with_a_tokenizer_of_its_own(tmp_path: Path):
+    """Its tokens, where it ends a sentence, and its layer norms are those of transformers."""
+    from transformers import CLIPConfig, CLIPModel
+
+    tower = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    tower |= {"num_attention_heads": 2, "layer_norm_eps": 0.01}
+    config = CLIPConfig(
+        text_config=tower | {"vocab_size": 10, "eos_token_id": 3, "max_position_embeddings": 12},
+        vision_config=tower | {"image_size": 16, "patch_size": 8},
+        projection_dim=12,
+    )
+    torch.manual_seed(0)
+    theirs, words = CLIPModel(config).eval(), own_vocabulary()
+    theirs.save_pretrained(tmp_path / "clip")
+    words.save_pretrained(tmp_path / "clip")
+    texts, pixels = ["a photo of a cat .", "dog"], torch.rand(3, 3, 16, 16)
+    wanted = words(texts, max_length=12, padding="max_length", return_tensors="pt").input_ids
+    source = ClipSource(str(tmp_path / "clip"))
+    (tmp_path / "saved").mkdir()
+    source.save(tmp_path / "saved", {})
+    with torch.inference_mode():
+        image = theirs.visual_projection(theirs.vision_model(pixels).pooler_output)
+        text = theirs.text_projection(theirs.text_model(wanted).pooler_output)
+        for opened in (source, ClipSource(str(tmp_path / "saved"))):
+            assert torch.equal(opened.tokenizer()(texts), wanted)
+            clip = opened.load().eval()
+            assert torch.allclose(clip.encode_image(pixels), image, atol=1e-5)
+            assert torch.allclose(clip.encode_text(wanted), text, atol=1e-5)
+    saved = open_clip().get_tokenizer(f"local-dir:{tmp_path / 'saved'}")
+    assert torch.equal(saved(texts), wanted)
+
+
+def test_a_vocabulary_without_its_rules_is_refused(tmp_path: Path):
+    from transformers import CLIPConfig
+
+    CLIPConfig().save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    with pytest.raises(NegMergeError, match=r"has no tokenizer.json, and .* save_pretrained"):
+        ClipSource(str(tmp_path)).tokenizer()
+
+
+def test_openais_own_vocabulary_in_a_folder_of_transformers(tmp_path: Path):
+    """The usual tokenizer is taken where the folder's is the same one."""
+    from transformers import CLIPConfig
+
+    CLIPConfig().save_pretrained(tmp_path)
+    usual = open_clip().SimpleTokenizer()
+    model = {"type": "BPE", "vocab": usual.encoder, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    assert type(ClipSource(str(tmp_path)).tokenizer()) is type(usual)
 
 
 def test_images_are_shown_as_transformers_shows_them(tmp_path: Path):

@@ -23,7 +23,13 @@ from negmerge.files import file_digest, write_file
 from negmerge.models.clip import TEXT
 from negmerge.models.clip_config import check_config, refuse_code
 from negmerge.models.prompts import open_clip
-from negmerge.models.tokenizer import folder_tokenizer
+from negmerge.models.tokenizer import (
+    ABOUT,
+    TOKENIZER,
+    about_tokenizer,
+    folder_tokenizer,
+    has_own_words,
+)
 from negmerge.models.transformers_clip import (
     model_config,
     preprocess_config,
@@ -45,6 +51,8 @@ WEIGHTS = (
 EMBEDDINGS = "class_embeddings.safetensors"
 OPENAI_ONLY = ("input_resolution", "context_length", "vocab_size")
 """Entries that only OpenAI's own files have."""
+OWN_WORDS = "own"
+"""What a configuration calls the tokenizer that lies beside it; the name is not looked up."""
 FITS: dict[str, Literal["crop", "squash"]] = {"shortest": "crop", "squash": "squash"}
 """open_clip's resize modes, as we call them."""
 
@@ -97,6 +105,8 @@ class ClipSource:
             if self.foreign:
                 refuse_code(path, found)
                 model = model_config(found)
+                if has_own_words(self.folder):
+                    model["text_cfg"]["hf_tokenizer_name"] = OWN_WORDS
                 # Without a file for the images, they are prepared as for OpenAI's.
                 shown_as = parse_json_value(
                     read_inside(self.folder, PREPROCESSOR) or b"{}",
@@ -231,7 +241,16 @@ class ClipSource:
         """Of the weights and of what computes with them."""
         embeddings = None if self.embeddings is None else file_digest(self.embeddings)
         made = [self.config["model_cfg"], self.quick_gelu, self.mean, self.std]
+        if self.foreign:  # others have their name, and runs go by it
+            made += [file_digest(path) for path in self._words()]
         return json.dumps([file_digest(self.weights), embeddings, made], sort_keys=True)
+
+    def _words(self) -> list[Path]:
+        """The file of the folder's own tokenizer, if it has one."""
+        if self.folder is None or not self.config["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):
+            return []
+        path = inside(self.folder, TOKENIZER)
+        return [path] if path.is_file() else []
 
     @property
     def embeddings(self) -> Path | None:
@@ -316,6 +335,10 @@ class ClipSource:
         if self.embeddings is not None:
             write_file(folder / EMBEDDINGS, self.embeddings.read_bytes())
             made.append(folder / EMBEDDINGS)
+        for path in self._words():
+            write_file(folder / TOKENIZER, path.read_bytes())
+            write_file(folder / ABOUT, (json.dumps(about_tokenizer(path.parent)) + "\n").encode())
+            made += [folder / TOKENIZER, folder / ABOUT]
         return made
 
     def strip(self, clip: nn.Module) -> nn.Module:

@@ -16,8 +16,11 @@ from negmerge.checkpoint import read_inside
 from negmerge.errors import FileError, shown
 from negmerge.models.clip_config import refuse_code
 from negmerge.models.prompts import open_clip
+from negmerge.reading import parse_json
 
 TOKENIZER, ABOUT = "tokenizer.json", "tokenizer_config.json"
+VOCABULARY = "vocab.json"
+"""The vocabulary of a tokenizer that `transformers` saved without `tokenizer.json`."""
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 LARGEST = 1 << 28
 """Bytes of a vocabulary."""
@@ -35,7 +38,7 @@ def folder_tokenizer(folder: Path, text: Mapping[str, Any]) -> Any:
             f"{folder}: has no {TOKENIZER}, and its configuration says that it has a tokenizer of "
             "its own; save_pretrained of a fast tokenizer of transformers writes one"
         )
-    about = {"tokenizer_class": "PreTrainedTokenizerFast"} | special_tokens(folder)
+    about = about_tokenizer(folder)
     options = {k: v for k, v in (text.get("tokenizer_kwargs") or {}).items() if v is not None}
     # A folder with these two files and no others: the library finds nothing else to read.
     with TemporaryDirectory(prefix="negmerge-") as name:
@@ -55,6 +58,30 @@ def folder_tokenizer(folder: Path, text: Mapping[str, Any]) -> Any:
         except Exception as error:  # the parser of vocabularies raises plain exceptions
             why = " ".join(str(error).split())[:200].replace(name, str(folder))
             raise FileError(f"{folder / TOKENIZER}: is not a tokenizer: {why}") from None
+
+
+def has_own_words(folder: Path) -> bool:
+    """Whether a folder has a vocabulary that is not OpenAI's, which open_clip has built in."""
+    if (raw := read_inside(folder, TOKENIZER, LARGEST)) is not None:
+        tree = parse_json(raw, folder / TOKENIZER, "content")
+        model, added = tree.get("model"), tree.get("added_tokens") or []
+        words = model.get("vocab") if isinstance(model, dict) else None
+        if not isinstance(words, dict) or not all(isinstance(one, dict) for one in added):
+            return True
+        words = words | {str(one.get("content")): one.get("id") for one in added}
+    elif (raw := read_inside(folder, VOCABULARY, LARGEST)) is not None:
+        words = parse_json(raw, folder / VOCABULARY, "content")
+    else:
+        return False
+    return words != open_clip().SimpleTokenizer().encoder
+
+
+def about_tokenizer(folder: Path) -> dict[str, str]:
+    """What stands in the `tokenizer_config.json` of a tokenizer that is read from its vocabulary.
+
+    folder: where the tokenizer is.
+    """
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} | special_tokens(folder)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

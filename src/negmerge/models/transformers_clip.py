@@ -38,6 +38,7 @@ VISION = {
     "image_size": 224,
     "patch_size": 32,
     "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
 }
 TEXT = VISION | {
     "hidden_size": 512,
@@ -45,10 +46,14 @@ TEXT = VISION | {
     "num_attention_heads": 8,
     "vocab_size": 49408,
     "max_position_embeddings": 77,
+    "eos_token_id": 49407,
 }
 """What a configuration leaves out is as in these."""
 BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers."""
+OLD_END = 2
+"""Old configurations say so of the last token of a sentence, whatever its number is; transformers
+then takes the largest number of the sentence, as open_clip does."""
 
 
 def renamed(name: str) -> str:
@@ -110,6 +115,7 @@ def model_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "layers": vision["num_hidden_layers"],
             "head_width": vision["hidden_size"] // vision["num_attention_heads"],
             "mlp_ratio": vision["intermediate_size"] / vision["hidden_size"],
+            **_norms(vision),
         },
         "text_cfg": {
             "context_length": text["max_position_embeddings"],
@@ -118,8 +124,24 @@ def model_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "heads": text["num_attention_heads"],
             "layers": text["num_hidden_layers"],
             "mlp_ratio": text["intermediate_size"] / text["hidden_size"],
+            **_norms(text),
+            **_end(text),
         },
     }
+
+
+def _norms(tower: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer norms of a side, where they are not the usual ones."""
+    eps = tower["layer_norm_eps"]
+    return {} if eps == VISION["layer_norm_eps"] else {"norm_kwargs": {"eps": eps}}
+
+
+def _end(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Which token stands for the whole sentence, where it is not the one of the largest number."""
+    end = text["eos_token_id"]
+    if end in (OLD_END, text["vocab_size"] - 1):
+        return {}
+    return {"pool_type": "eos", "eos_id": end}
 
 
 def preprocess_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from negmerge.data.datasets import Images
-from negmerge.data.splits import balanced, divide, make_splits
+from negmerge.data.splits import balanced, class_index, divide, make_splits
 from negmerge.errors import NegMergeError
 from negmerge.recipe import Forget
 
@@ -208,6 +208,22 @@ def test_a_limit_that_cannot_hold_the_list_is_told(tmp_path: Path):
     many = "".join(f"img{k}\n" for k in range(10))
     with pytest.raises(NegMergeError, match=r"lists 10 records, data\.limit\.train is 5; raise it"):
         split_by(many, tmp_path, limit=(5, None))
+
+
+def test_a_class_whose_name_is_the_number_of_another_is_not_guessed():
+    folders = ("1", "10", "2")  # as they are sorted
+    assert class_index("1", folders) == 0
+    assert class_index(2, folders) == 2
+    assert class_index(10, folders) == 1
+    assert class_index(0, folders) == 0
+    told = r"class 1: may be number 1, '10', or the name of number 0; write the name in quotes: "
+    with pytest.raises(NegMergeError, match=told + r"\"10\" or \"1\""):
+        class_index(1, folders)
+
+
+def test_a_share_that_holds_all_out_is_told():
+    with pytest.raises(NegMergeError, match=r"split: the forget set is empty; check split"):
+        make_splits(labelled(50), labelled(20), Forget(fraction=0.1), validation=0.999)
 
 
 def test_draws_are_those_of_recorded_runs(tmp_path: Path):

@@ -108,7 +108,7 @@ def drawn(
 ) -> tuple[Indices, int | None]:
     """The positions of a share or a class, in rising order, and the class if it is a whole one."""
     if forget.fraction is not None:
-        count = max(round(forget.fraction * len(rest)), 1)
+        count = min(max(round(forget.fraction * len(rest)), 1), len(rest))
         return np.sort(rng.choice(rest, count, replace=False)), None
     assert forget.class_ is not None, "the recipe names one way to choose"
     label = class_index(forget.class_, train.classes)
@@ -119,15 +119,25 @@ def drawn(
 
 
 def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
-    """The number of a class given by number or name.
+    """The number of a class given by number or name; a text is first of all a name.
 
     >>> class_index("cat", ("dog", "cat")), class_index(0, ("dog", "cat"))
     (1, 0)
     """
-    if isinstance(wanted, str) and wanted in classes:
-        return classes.index(wanted)
+    named = classes.index(str(wanted)) if str(wanted) in classes else None
+    counted = None
     if str(wanted).isdecimal() and len(str(wanted)) < 20 and int(wanted) < len(classes):
-        return int(wanted)
+        counted = int(wanted)
+    if named is not None and (isinstance(wanted, str) or counted in (None, named)):
+        return named
+    if named is not None and counted is not None:
+        raise OptionError(
+            f"split.forget.class {wanted}: may be number {wanted}, {shown(classes[counted])}, or "
+            f'the name of number {named}; write the name in quotes: "{classes[counted]}" or '
+            f'"{wanted}"'
+        )
+    if counted is not None:
+        return counted
     names = ", ".join(f"{i} {shown(c, 40)}" for i, c in enumerate(classes[:20]))
     raise OptionError(f"split.forget.class {wanted!r}: no such class; there are: {names}")
 

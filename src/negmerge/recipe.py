@@ -62,6 +62,8 @@ RESERVED = ("original", "retrained", "image", "conflict")
 LONGEST_KEY = 200
 """Characters of a dotted key: more than that no field has."""
 MOST_METHODS = 1000
+LONGEST_TITLE = 100
+"""Characters of what a method is called: files are named after it."""
 MERGING = ("consensus", "uniform", "ties", "magmax", "single_best")
 
 
@@ -128,6 +130,11 @@ class Recipe(Strict):
         for title in titles:
             if not title.replace("_", "").replace("-", "").isalnum() or not title.isascii():
                 raise ValueError(f"methods: {title!r} must be letters, digits, - and _")
+            if len(title) > LONGEST_TITLE:
+                raise ValueError(
+                    f"methods: {shown(title, 40)} names files; wanted at most {LONGEST_TITLE} "
+                    "characters"
+                )
         for method in self.methods:
             own = method.title in RESERVED and method.title != method.name
             if own or method.title.startswith("member-"):

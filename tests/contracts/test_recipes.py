@@ -88,6 +88,7 @@ def test_the_steps_of_the_original_training():
         ("methods=[]", "methods: wanted at least one"),
         ("methods=[ties, ties]", "two have the same name"),
         ("methods=[{name: ties, label: ../x}]", "must be letters, digits"),
+        (f"methods=[{{name: ties, label: {'x' * 101}}}]", "wanted at most 100 characters"),
         ("pool.keep=false", "single_best needs the members"),
         ("seed=[", "is not a YAML value"),
         ("seed", "wanted key=value"),

@@ -71,6 +71,13 @@ class Measured(Record):
     intervals: dict[str, Pair]
     samples: dict[str, int]
 
+    @model_validator(mode="after")
+    def _bounded(self) -> Measured:
+        for metric in ("acc_retain", "acc_forget", "acc_test", "mia"):
+            if getattr(self, metric) is not None and metric not in self.intervals:
+                raise ValueError(f"no interval of {metric}")
+        return self
+
 
 class Scored(Measured):
     """The scores of one model, and the seconds it took."""

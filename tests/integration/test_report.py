@@ -234,6 +234,7 @@ def test_commands_tell_of_a_broken_file(copy: Path, name: str, change: bytes, ca
         ("scores.json", "inspect", ("methods/0/seconds", "long"), "methods.0.seconds"),
         ("scores.json", "inspect", ("methods/1/scale", [1]), "methods.1.scale"),
         ("scores.json", "inspect", ("original/intervals", {"mia": [1]}), "original.intervals.mia"),
+        ("scores.json", "inspect", ("methods/0/intervals", {}), "methods.0: no interval of"),
         ("scores.json", "inspect", ("original/seconds", 10**400), "40 digits"),
         ("scores.json", "inspect", ("splits/chosen_on", "x"), "chosen_on"),
         ("scores.json", "inspect", ("title", 5), "title"),

@@ -148,6 +148,11 @@ def _train(network: nn.Module, inputs: Inputs, labels: Tensor, where: str) -> No
         )
     with _taken(inputs, True, where):
         nn.functional.cross_entropy(logits.float(), labels.to(logits.device)).backward()
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise OptionError(
+                f"model: the gradient of {shown(name)} is sparse; wanted sparse=False in the layer"
+            )
 
 
 def _described(inputs: Inputs) -> str:

@@ -27,7 +27,7 @@ from negmerge.outcome import NO_REFERENCE
 from negmerge.own_model import OwnModel
 from negmerge.pipeline import Pipeline, problem_of
 from negmerge.progress import Progress, make_progress
-from negmerge.recipe import Data, Model, Pool, Recipe, Search
+from negmerge.recipe import Data, Model, Pool, Recipe, Search, check_recipe
 from negmerge.registry import unknown
 from negmerge.report.page import report
 from negmerge.rivalry import INHERITED
@@ -70,8 +70,8 @@ def unlearn(
     splits: Mapping[str, Dataset[Any]],
     method: str = "consensus",
     *,
-    pool: Pool | None = None,
-    search: Search | None = None,
+    pool: Pool | Mapping[str, Any] | None = None,
+    search: Search | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -100,13 +100,14 @@ def unlearn(
     method, options: a merge rule with its options, `single_best`, or a rival with its options and
         settings (`negmerge list rivals`), such as `method="salun", keep=0.3, epochs=5`.
     pool: how members are fine-tuned; nine members if not given. search: which λ are tried and how
-        one is chosen.
+        one is chosen. Both may be mappings, as in a recipe.
     out: keep everything in this folder with a page (`report/index.html`), and go on there after an
         interruption. Without a forget set, which some rivals do not need, there is no page: it is
         about that set.
 
     The module that is returned has the result as its attribute `negmerge`, an `Unlearned`.
     """
+    pool, search = _check_arguments(model, splits, method, seed, pool, search)
     if not isinstance(getattr(model, "negmerge", None), Unlearned | None):
         raise OptionError(
             "model: has an attribute 'negmerge' of its own, where the result goes; rename it"
@@ -195,6 +196,31 @@ def _result(method: str, folder: Run, kept: bool, paged: bool) -> Unlearned:
     )
 
 
+def _check_arguments(
+    model: object, splits: object, method: object, seed: object, pool: object, search: object
+) -> tuple[Pool | None, Search | None]:
+    """The pool and the search, if all arguments are of the kinds they must be."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model: is a {type(model).__name__}; wanted a torch.nn.Module")
+    if not isinstance(splits, Mapping):
+        raise OptionError(
+            f"splits: is a {type(splits).__name__}; wanted a mapping of datasets by name: forget, "
+            "and retain or test or both"
+        )
+    if not isinstance(method, str):
+        raise OptionError(
+            f"method: is a {type(method).__name__}; wanted the name of a merge rule, a selector or "
+            "a rival"
+        )
+    given = {"pool": pool, "search": search}
+    given = {name: value for name, value in given.items() if value is not None}
+    checked = check_recipe({"seed": seed, "methods": [method], **given}, "nm.unlearn")
+    return (
+        checked.pool if "pool" in given else None,
+        checked.search if "search" in given else None,
+    )
+
+
 def _check_merge(splits: Mapping[str, Any], search: Search | None) -> Search:
     """The search with its criterion, which the splits must have a set for."""
     _check_names(splits, "forget" in splits and len(splits) > 1)
@@ -211,10 +237,10 @@ def _check_merge(splits: Mapping[str, Any], search: Search | None) -> Search:
 def _check_names(splits: Mapping[str, Any], enough: bool) -> None:
     for name in splits:
         if name not in SETS:
-            raise OptionError(f"splits: {unknown('set', name, SETS)}")
+            raise OptionError(f"splits: {unknown('set', str(name), SETS)}")
     if not enough:
         raise OptionError(
-            f"splits: got {', '.join(sorted(splits)) or 'nothing'}; wanted forget, and test "
+            f"splits: got {', '.join(map(str, splits)) or 'nothing'}; wanted forget, and test "
             "(samples that the model never saw) or retain (samples that it keeps) or both"
         )
 

@@ -143,6 +143,17 @@ class Detached(nn.Linear):
         return super().forward(values).detach()
 
 
+class Words(nn.Module):
+    """An embedding whose gradients are sparse, which the optimizers do not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(2, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.head(self.table((values > 0.5).long()).mean(1))
+
+
 MODELS: dict[str, tuple[nn.Module, str]] = {
     "tuple": (Calls(lambda z: (z, z)), "the model returns a tuple of 2; wanted a tensor of 4 × "),
     "dict": (Calls(lambda z: {"scores": z}), "returns a dict with scores; wanted a tensor of 4 × "),
@@ -162,9 +173,56 @@ MODELS: dict[str, tuple[nn.Module, str]] = {
     "lazy": (nn.LazyLinear(3), "'weight' has no values yet"),
     "meta": (nn.Linear(4, 3, device="meta"), "'weight' has no values yet"),
     "complex": (nn.Linear(4, 3, dtype=torch.complex64), "'weight' is torch.complex64"),
+    "sparse": (Words(), "the gradient of 'table.weight' is sparse; wanted sparse=False"),
     "not copied": (Refusing(), "cannot be copied: RuntimeError: only one of me"),
     "batch norm": (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), "in training: ValueError"),
 }
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": lambda values: values}, "model: is a function; wanted a torch.nn.Module"),
+        ({"model": network().state_dict()}, "model: is a OrderedDict; wanted a torch.nn.Module"),
+        ({"splits": None}, "splits: is a NoneType; wanted a mapping"),
+        ({"splits": [TensorDataset(x, y)] * 2}, "splits: is a list; wanted a mapping"),
+        ({"splits": {1: TensorDataset(x, y)}}, "splits: got 1; wanted forget, and retain or"),
+        ({"method": None}, "method: is a NoneType; wanted the name of"),
+        ({"search": {"count": 0}}, "search.count: Input should be greater than or equal to 2"),
+        ({"search": 3}, "search: Input should be a valid dictionary or instance of Search, got"),
+        ({"pool": {"grid": {"speed": [1]}}}, "pool: grid.speed: no such hyper-parameter"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0, got '-1'"),
+        ({"seed": "a"}, "seed: Input should be a valid integer"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_line(changed, message):
+    data = TensorDataset(x, y)
+    usual = {"model": network(), "splits": {"forget": data, "test": data}}
+    with pytest.raises(nm.NegMergeError) as caught:
+        nm.unlearn(**({"pool": POOL, "search": SEARCH} | usual | changed))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@quiet
+def test_pool_and_search_may_be_mappings():
+    data = TensorDataset(x, y)
+    pool = {"settings": {"lr": 0.05, "batch": 8}, "grid": {"epochs": [1, 2]}}
+    splits = {"forget": data, "test": data}
+    found = nm.unlearn(network(), splits, pool=pool, search={"stop": 1.0, "count": 3})
+    usual = nm.unlearn(network(), splits, pool=POOL, search=SEARCH)
+    assert torch.equal(found[0].weight, usual[0].weight)
+
+
+@quiet
+@pytest.mark.parametrize("method", ["consensus", "finetune"])
+def test_the_callers_random_numbers_go_on(method):
+    data = TensorDataset(x, y)
+    splits = {"forget": data, "retain": data, "test": data}
+    more = {"epochs": 1} if method == "finetune" else {"pool": POOL, "search": SEARCH}
+    before = torch.get_rng_state()
+    nm.unlearn(network(), splits, method, **more)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")

@@ -50,12 +50,12 @@ def across_boundary(model: nn.Module, batch: Batch, bound: float, pixels: bool) 
     inputs, labels = only_tensor(batch[0], "boundary_shrink").to(device), batch[1].to(device)
     if not inputs.is_floating_point():
         raise OptionError(
-            f"boundary_shrink: the inputs are {inputs.dtype}; wanted floating point, which can be "
+            f"the inputs are {inputs.dtype}; wanted floating point, which can be "
             "moved by a little; use another rival"
         )
     if pixels and not 0 <= float(inputs.min()) <= float(inputs.max()) <= 1:
         raise ValueRangeError(
-            f"boundary_shrink: inputs reach from {inputs.min():.3g} to {inputs.max():.3g}; "
+            f"inputs reach from {inputs.min():.3g} to {inputs.max():.3g}; "
             "wanted pixels in [0, 1], or the option pixels=False"
         )
     inputs = inputs.detach().requires_grad_()

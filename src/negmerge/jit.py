@@ -275,7 +275,7 @@ class CacheFile(IndexDataCacheFile):
         """
         name, content = self._name(key), self._dump(data)
         with self._open_for_write(self._data_path(name)) as file:
-            file.write(_seal(name, content) + content)
+            file.write(seal_of(name, content) + content)
 
     def load(self, key: Any) -> Any:
         """Compiled code that was kept, or None; raises if the file is not what was written."""
@@ -285,15 +285,15 @@ class CacheFile(IndexDataCacheFile):
         except FileNotFoundError:
             return None
         seal, content = raw[:SEAL], raw[SEAL:]
-        if seal != _seal(name, content):
+        if seal != seal_of(name, content):
             raise ValueError("wrong checksum")
         return pickle.loads(content)  # noqa: S301 numba's own
 
     def _name(self, key: Any) -> str:
-        # The word keeps apart what was written before files had a checksum.
-        content = repr(("sealed", self._version, self._source_stamp, key)).encode()
+        content = repr((self._version, self._source_stamp, key)).encode()
         return self._data_name(int(hashlib.sha256(content).hexdigest()[:24], 16))
 
 
-def _seal(name: str, content: bytes) -> bytes:
+def seal_of(name: str, content: bytes) -> bytes:
+    """The checksum of a file of the cache: of its name and of what follows."""
     return hashlib.sha256(name.encode() + b"\0" + content).digest()

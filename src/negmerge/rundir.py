@@ -102,6 +102,13 @@ class Run:
             except OSError as error:
                 raise FileError(f"{error.filename}: cannot be read: {error.strerror}") from None
             for entry in entries:
+                special = entry.is_symlink() or not (entry.is_dir() or entry.is_file())
+                if special and not self._begun:
+                    kind = "a link" if entry.is_symlink() else "neither a file nor a folder"
+                    raise FileError(
+                        f"{self.folder}: is not a run, and holds {entry.path}, which is {kind}; "
+                        "name a new folder, or that of a run"
+                    )
                 if entry.is_symlink():
                     raise FileError(
                         f"{entry.path}: is a link, and a run holds only files and folders of its "
@@ -114,6 +121,11 @@ class Run:
                         f"{entry.path}: is neither a file nor a folder; remove it from the run"
                     )
         return self
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a run was here; otherwise the folder may be anybody's."""
+        return any(os.path.lexists(path) for path in (self.recipe, self.manifest))
 
     @property
     def finished(self) -> bool:

@@ -116,6 +116,18 @@ def test_a_folder_that_cannot_be_read_is_one_line(tmp_path: Path):
         (tmp_path / "run/pool").chmod(0o700)
 
 
+def test_a_folder_that_is_no_run_is_not_to_be_tidied(tmp_path: Path):
+    """Nobody is told to remove links of a project because it was named as the folder of a run."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("/usr/bin/python3")
+    with pytest.raises(FileError) as caught:
+        Run(tmp_path).check_own()
+    assert str(caught.value) == (
+        f"{tmp_path}: is not a run, and holds {tmp_path}/bin/python, which is a link; name a new "
+        "folder, or that of a run"
+    )
+
+
 @pytest.mark.parametrize("network", [False, True], ids=["local", "nfs"])
 def test_a_folder_has_one_run_at_a_time_also_where_folders_cannot_be_locked(
     tmp_path: Path, monkeypatch, network: bool

@@ -16,6 +16,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import oracle
+from negmerge.jit import SEAL, seal_of
+from negmerge.merge.compute import loop_for
 from negmerge.merge.rules import choices, make_rule, rules
 from running import negmerge
 
@@ -132,18 +134,34 @@ def test_kernels_of_many_processes_serve_one(pool: Path, cache: Path, order: lis
     assert "compiled" not in told, told
 
 
-def test_a_poisoned_cache_is_noticed_mended_and_never_used(pool: Path, cache: Path, tmp_path: Path):
+SPREAD = [
+    {"reduce": "min"},
+    {"reduce": "max"},
+    {"reduce": "min", "signed": True},
+    {"reduce": "max", "signed": True},
+]
+"""Options of consensus whose loops have the same arguments."""
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_poisoned_cache_is_noticed_mended_and_never_used(
+    pool: Path, cache: Path, tmp_path: Path, sealed: bool
+):
     poisoned = tmp_path / "poisoned"
     shutil.copytree(cache, poisoned)
-    # A few only: what is poisoned is compiled again, which takes its time.
-    files = sorted(poisoned.rglob("*.kernel_*.nbc"))[:4]
+    loops = [loop_for(make_rule("consensus", options), True).py_func for options in SPREAD]
+    names = [loop.__qualname__.rpartition(".")[2] for loop in loops]
+    files = [path for name in names for path in poisoned.rglob(f"*{name}*.nbc")]
     assert len(files) == 4
-    contents = [path.read_bytes() for path in files]
-    for path, other in zip(files, contents[1:] + contents[:1], strict=True):
-        path.write_bytes(other)
-    wrong, told = in_turn(pool, poisoned, list(range(len(VARIANTS))))
+    contents = [path.read_bytes()[SEAL:] for path in files]
+    for path, own, other in zip(files, contents, contents[1:] + contents[:1], strict=True):
+        # With a checksum of its own nothing but the proof tells that it is another's code.
+        seal = seal_of(path.name, other if sealed else own)
+        path.write_bytes(seal + other)
+    order = [k for k, (rule, options) in enumerate(VARIANTS) if rule in ("consensus", "uniform")]
+    wrong, told = in_turn(pool, poisoned, order)
     assert wrong == []
-    assert "compiled" in told, "the fault is told"
-    wrong, told = in_turn(pool, poisoned, list(range(len(VARIANTS))))
-    assert wrong == []
-    assert "compiled" not in told, "the cache was mended"
+    assert told.count("compiled again and replaced") == 4, told
+    assert ("computes something else" if sealed else "wrong checksum") in told
+    wrong, told = in_turn(pool, poisoned, order)
+    assert (wrong, "compiled" in told) == ([], False), "the cache was mended"

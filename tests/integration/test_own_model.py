@@ -186,7 +186,7 @@ MODELS: dict[str, tuple[nn.Module, str]] = {
         ({"model": network().state_dict()}, "model: is a OrderedDict; wanted a torch.nn.Module"),
         ({"splits": None}, "splits: is a NoneType; wanted a mapping"),
         ({"splits": [TensorDataset(x, y)] * 2}, "splits: is a list; wanted a mapping"),
-        ({"splits": {1: TensorDataset(x, y)}}, "splits: got 1; wanted forget, and retain or"),
+        ({"splits": {1: TensorDataset(x, y)}}, "splits: unknown set '1'"),
         ({"method": None}, "method: is a NoneType; wanted the name of"),
         ({"search": {"count": 0}}, "search.count: Input should be greater than or equal to 2"),
         ({"search": 3}, "search: Input should be a valid dictionary or instance of Search, got"),

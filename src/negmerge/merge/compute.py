@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from negmerge.dtypes import Bytes
 from negmerge.errors import OptionError
 from negmerge.fingerprint import KEYS
+from negmerge.jit import identity
 from negmerge.merge import kernels, loop
 from negmerge.merge.proof import proof_of
 from negmerge.merge.rules import Constants, Rule
@@ -62,10 +63,12 @@ def loop_for(rule: Rule, packs: bool) -> Callable[..., int]:
 
     packs: whether only the values that are not zero are kept, with a mask.
     """
-    parts = (*rule.streamed(), packs)
+    fold, finish = rule.streamed()
+    # By what they compute: a function may refer to a name whose value has changed since.
+    parts = (identity(fold), finish and identity(finish), packs)
     with _TURN:
         if parts not in _LOOPS:
-            _LOOPS[parts] = loop.segment_kernel(*parts, proof_of(rule, packs))
+            _LOOPS[parts] = loop.segment_kernel(fold, finish, packs, proof_of(rule, packs))
         return _LOOPS[parts]
 
 

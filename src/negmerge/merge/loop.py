@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from tempfile import TemporaryFile
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,10 @@ def _conclusion(finish: Callable[..., Any] | None, packs: bool) -> Callable[...,
     packed; nothing is left to do if a fold gives both."""
     if finish is None:
         return register_jitable(lambda constants, state, values, flags: None)
+    # A copy, for numba compiles a function once, with the values its names have then.
+    finish = FunctionType(
+        finish.__code__, finish.__globals__, closure=finish.__closure__, argdefs=finish.__defaults__
+    )
     register_jitable(finish)
 
     @register_jitable

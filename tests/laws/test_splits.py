@@ -146,6 +146,11 @@ def test_bare_file_names_serve_where_one_record_has_them(tmp_path: Path):
     candidates = "'3.png' may be 'train/dog/3.png' or 'train/cat/3.png'; write the whole id"
     with pytest.raises(NegMergeError, match=candidates):
         split_by("x.png\n3.png\n", tmp_path, ids=PATHS)
+    for text in ("name,label\nx.png,1\n", '"x.png";"1"\n'):
+        with pytest.raises(NegMergeError, match="has several columns; keep the ids alone"):
+            split_by(text, tmp_path, ids=PATHS)
+    with pytest.raises(NegMergeError, match="stands in quotes; remove them"):
+        split_by('"x.png"\n', tmp_path, ids=PATHS)
     twice = "1 of 2 records are listed twice, the first is 'train/cat/x.png'"
     with pytest.raises(NegMergeError, match=twice):
         split_by("x.png\ntrain/cat/x.png\n", tmp_path, ids=PATHS)

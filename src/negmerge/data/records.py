@@ -116,11 +116,15 @@ def _lost(
     elif near := _nearest(lost[0], where):
         told += f", did you mean {shown(near, 80)}?"
     told += f"; ids here look like {' and '.join(shown(ids[k], 80) for k in _two(len(ids)))}"
-    for line in lost:
-        if len(fields := re.split("[,;\t]", line)) > 1 and any(f.strip() in where for f in fields):
+    fields = {line: [f.strip().strip('"') for f in re.split("[,;\t]", line)] for line in lost}
+    words = {field for line in lost for field in fields[line]}
+    known = words & where.keys() | _ends(where, words).keys()
+    for line in (line for line in lost if not known.isdisjoint(fields[line])):
+        if len(fields[line]) > 1:
             return (
                 f"{told}; {shown(line, 80)} has several columns; keep the ids alone, one per line"
             )
+        return f"{told}; {shown(line, 80)} stands in quotes; remove them"
     if list(lost) == [lines[0]] and len(lines) > 1:
         told += f"; {shown(lost[0], 80)} looks like the name of a column; remove the first line"
     return told

@@ -219,7 +219,7 @@ class ProvenCache(FunctionCache):
         except Exception as error:  # whatever a damaged file makes of unpickling
             reason = f"cannot be loaded ({type(error).__name__}: {error})"
         warnings.warn(
-            f"{self.cache_path}: the compiled code of {self._name} {reason}; "
+            f"{self.cache_path}: the compiled code of {self._py_func.__qualname__} {reason}; "
             "it is compiled again and replaced",
             stacklevel=2,
         )

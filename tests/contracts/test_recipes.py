@@ -125,7 +125,7 @@ def test_bad_files(tmp_path: Path, text, message):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(NegMergeError, match=r"one of: .*demo"):
+    with pytest.raises(NegMergeError, match=r"did you mean .demo"):
         load_recipe("dmo")
 
 

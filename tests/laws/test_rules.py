@@ -198,3 +198,24 @@ def test_quorum_counts_whole_members(quorum, n, needed):
         members = [{"w": np.array([1.0 if k < voters else 0.0])} for k in range(n)]
         tau = merged(base, members, "consensus", {"quorum": quorum})
         assert bool(tau.nonzero) is kept
+
+
+def test_a_rule_that_refers_to_a_name_follows_its_value():
+    """Compiled code holds the values that names had; it is another code when they change."""
+    space: dict = {}
+    exec("def finish(c, total): return total * K", space)  # noqa: S102 as at a prompt
+
+    class Scaled(rules.get("uniform")):
+        finish = staticmethod(space["finish"])
+
+    rules.register("scaled", Scaled)
+    base = {"w": np.arange(6.0)}
+    members = [{"w": base["w"] + 1}, {"w": base["w"] + 3}]
+    try:
+        found = []
+        for value in (1.0, 5.0):
+            space["K"] = value
+            found.append(dense(merged(base, members, "scaled", {}))["w"].tolist())
+    finally:
+        rules.remove("scaled")
+    assert found == [[2.0] * 6, [10.0] * 6]

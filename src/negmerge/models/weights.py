@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.data.transforms import own_random_state
 from negmerge.errors import FileError, MismatchError, shown
 from negmerge.files import atomic, write
 from negmerge.header import build_header
@@ -94,7 +93,7 @@ def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> Non
     """
     tensors, metadata = load_tensors(path)
     if "outputs" in metadata:
-        with own_random_state():  # what is drawn here is overwritten below
+        with torch.random.fork_rng(devices=[]):  # what is drawn here is overwritten below
             resize(model, _outputs(path, metadata["outputs"], tensors))
     wanted = model.state_dict()
     if new_head is not None:

@@ -229,7 +229,9 @@ def _recipe_tree() -> bytes:
 def _lists() -> list[Target]:
     import numpy as np
 
-    from negmerge.data.splits import class_index, positions_from, positions_of, read_lines
+    from negmerge.data.datasets import Images
+    from negmerge.data.records import positions_from, positions_of
+    from negmerge.data.splits import class_index, read_lines
     from negmerge.search import read_rows
 
     ids = np.array([f"img/{k}.png" for k in range(30)])
@@ -237,8 +239,11 @@ def _lists() -> list[Target]:
     def indices(path: Path) -> None:
         positions_from(read_lines(path), path, 30)
 
+    blank = np.zeros((30, 1, 1, 1), np.uint8)
+    images = Images(blank, np.zeros(30, np.int64), ids, ("cat", "dog"), "f")
+
     def records(path: Path) -> None:
-        positions_of(read_lines(path), path, ids)
+        positions_of(read_lines(path), path, images, images)
 
     def name(path: Path) -> None:
         class_index(path.read_bytes().decode(errors="replace"), ("cat", "dog"))
@@ -477,6 +482,7 @@ def _others(folder: Path) -> list[Target]:
 
     from negmerge.convert import convert
     from negmerge.data.cache import open_entry
+    from negmerge.data.places import Seen
     from negmerge.models.heads import ready_head
     from negmerge.models.pretrained import ClipSource
     from negmerge.models.weights import load_tensors, save_tensors
@@ -551,7 +557,7 @@ def _others(folder: Path) -> list[Target]:
     entry = folder / "entry"
     entry.mkdir()
     notes = {
-        "format": "negmerge-images/1",
+        "format": "negmerge-images/2",
         "classes": ["a"],
         "hashes": {"pixels": "x", "labels": "y"},
         "stamps": {},
@@ -559,7 +565,7 @@ def _others(folder: Path) -> list[Target]:
 
     def cached(path: Path) -> None:
         path.replace(entry / "entry.json")
-        open_entry(entry)
+        open_entry(entry, Seen("x"))
 
     return [
         whole("CLIP config", config, configured("open_clip_config.json")),

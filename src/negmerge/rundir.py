@@ -101,6 +101,8 @@ class Run:
                 continue  # not begun, or another process has just removed it
             except OSError as error:
                 raise FileError(f"{error.filename}: cannot be read: {error.strerror}") from None
+            except ValueError as error:  # NUL, or half a surrogate pair
+                raise FileError(f"{shown(self.folder)}: cannot be a folder: {error}") from None
             for entry in entries:
                 special = entry.is_symlink() or not (entry.is_dir() or entry.is_file())
                 if special and not self._begun:

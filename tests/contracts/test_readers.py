@@ -32,10 +32,13 @@ ALLOWED = {
     ("data/decode.py", "fsspec.open"): "pictures on the Hub",
     ("merge/memory.py", "np.memmap"): "memory on disk, made there",
     ("merge/memory.py", "Path('/proc/self/status').read_text"): "the system's own",
-    ("merge/loop.py", "Path(code.co_filename).read_bytes"): "the source of a rule",
+    ("jit.py", "Path(path).read_bytes"): "the source of a rule",
+    ("jit.py", "Path(self._data_path(name)).read_bytes"): "numba's cache, with its checksum",
+    ("jit.py", "pickle.loads"): "numba's cache, once the checksum fits",
     ("clip_scenario.py", "self.open"): "data sets, by a method of that name",
     ("pipeline.py", "contenders[title].job.out.read_bytes"): "a model that the run just made",
     ("models/pretrained.py", "self.embeddings.read_bytes"): "checked before, when it was loaded",
+    ("models/pretrained.py", "path.read_bytes"): "a tokenizer that was loaded before",
 }
 """Who may, and why."""
 

@@ -327,7 +327,9 @@ def run_folder(place: Place, **changes: Any) -> None:
         (run / name).mkdir(parents=True)
     recipe = check_recipe(TINY | {"title": "honest"}, "tiny").dump()
     (run / "recipe.yaml").write_text(recipe)
-    manifest = {"format": "negmerge-run/1", "files": {}, "versions": {}, "result": ""}
+    manifest = {"format": "negmerge-run/1", "files": {}, "versions": {}, "result": ""} | {
+        "problem": ""
+    }
     scores: dict[str, Any] = {"methods": [], "pool": [], "retrain": None, "warnings": []}
     for name, tree in (("manifest.json", manifest), ("scores.json", scores)):
         place.json(f"run/{name}", tree | changes.get(name.partition(".")[0], {}))

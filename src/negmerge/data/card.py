@@ -13,6 +13,7 @@ import yaml
 
 from negmerge.checkpoint import inside, read_inside
 from negmerge.errors import FileError, shown
+from negmerge.reading import parse_yaml
 
 CARDS = ("README.md", ".huggingface.yaml")
 FIELDS = (
@@ -58,7 +59,7 @@ def _parsed(name: str, raw: bytes, path: Path) -> Any:
     try:
         text = raw.decode("utf-8")
         if name.endswith(".yaml"):
-            return yaml.safe_load(text)
+            return parse_yaml(text, str(path))
         return DatasetCard(text, ignore_metadata_errors=True).data.to_dict()
     except (ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]

@@ -192,7 +192,8 @@ def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
         first = seen.setdefault(model.identity(), model.path)
         if first is not model.path and first is models[0].path:
             raise MismatchError(
-                f"{model.path}: is the base itself; list only models that were fine-tuned from it"
+                f"{model.path}: listed twice, as the base and as a model; list only models that "
+                "were fine-tuned from the base"
             )
         if first is not model.path:
             raise MismatchError(

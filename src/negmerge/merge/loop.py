@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryFile
 from types import FunctionType
 from typing import Any
@@ -129,6 +130,20 @@ _pread = types.ExternalFunction(
 )
 
 
+@contextmanager
+def scratch(content: bytes) -> Iterator[int | None]:
+    """A file to read from, by its descriptor; None where none can be written."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(TemporaryFile())
+            file.write(content)
+            file.flush()
+        except OSError:  # a full disk, or none: that says nothing of the code
+            yield None
+        else:
+            yield file.fileno()
+
+
 def _read_rows(
     descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
 ) -> int:
@@ -143,10 +158,10 @@ def _read_rows(
 
 
 def _files(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    with TemporaryFile() as file:
-        file.write(bytes(range(256)))
-        file.flush()
-        descriptors = np.full(3, file.fileno(), np.int32)
+    with scratch(bytes(range(256))) as file:
+        if file is None:
+            return
+        descriptors = np.full(3, file, np.int32)
         raw = np.full((3, 64), 255, np.uint8)
         yield descriptors, np.array([0, 30, 9]), 5, 40, 48, raw
         yield descriptors, np.array([0, 30, 9]), 200, 40, 48, raw  # the second row is cut off

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from negmerge.fingerprint import BLOCK, KEYS, checksum, padded
 from negmerge.jit import Proof
 from negmerge.merge import kernels
 from negmerge.merge.kernels import STRIP
-from negmerge.merge.loop import NOT_FINITE
+from negmerge.merge.loop import NOT_FINITE, scratch
 from negmerge.merge.rules import Rule
 from negmerge.merge.statistics import statistic
 
@@ -58,11 +57,15 @@ def proof_of(rule: Rule, packs: bool) -> Proof:
 
     def proof(code: Callable[..., int], dtypes: Sequence[Any]) -> bool:
         rows, out = pool(dtypes[4]), dtypes[18]
-        with np.errstate(all="ignore"):
-            return all(
-                _compiled(rule, packs, code, some, out, reads)
-                == _plain(rule, packs, some, out, reads)
-                for some, reads in ((rows[:, :4000], False), (rows, True))
+        filled = rows[:, :4000]
+        with np.errstate(all="ignore"), scratch(rows.tobytes()) as file:
+            return (
+                _compiled(rule, packs, code, filled, out, None)
+                == _plain(rule, packs, filled, out, reads=False)
+            ) and (
+                file is None
+                or _compiled(rule, packs, code, rows, out, file)
+                == _plain(rule, packs, rows, out, reads=True)
             )
 
     return proof
@@ -76,7 +79,7 @@ def _numbers(rule: Rule) -> tuple[Array, tuple[float, ...], float]:
 
 
 def _compiled(
-    rule: Rule, packs: bool, code: Callable[..., int], pool: Array, kind: Any, reads: bool
+    rule: Rule, packs: bool, code: Callable[..., int], pool: Array, kind: Any, file: int | None
 ) -> tuple[Any, ...]:
     fold, finish = rule.streamed()
     limits, constants, divisor = _numbers(rule)
@@ -88,38 +91,34 @@ def _compiled(
     out = np.zeros(size + 1, kind)
     raw = aligned((N + 1) * TILE * width).reshape(N + 1, -1)
     rows = raw.view(pool.dtype)
-    with TemporaryFile() as file:
-        if reads:
-            file.write(pool.tobytes())
-            file.flush()
-            offsets = np.arange(N + 1) * pool[0].nbytes
-            places = np.full(N + 1, file.fileno(), np.int32), offsets
-            words = raw.view(np.uint64).reshape(N + 1, -1, BLOCK // 8)
-        else:
-            rows[:, :size], rows[:, size:] = pool, 0
-            places = np.empty(0, np.int32), np.empty(0, np.int64)
-            raw, words = np.empty((0, 0), np.uint8), np.empty((0, 0, BLOCK // 8), np.uint64)
-        nonzero = code(
-            *places,
-            raw,
-            words,
-            rows.reshape(N + 1, -1, STRIP),
-            0,
-            size,
-            KEYS,
-            sums,
-            limits,
-            constants,
-            divisor,
-            state,
-            values,
-            np.empty(STRIP, np.uint8),
-            np.empty((3, STRIP), pool.dtype),
-            ballot,
-            mask,
-            out,
-            0,
-        )
+    if file is not None:
+        places = np.full(N + 1, file, np.int32), np.arange(N + 1) * pool[0].nbytes
+        words = raw.view(np.uint64).reshape(N + 1, -1, BLOCK // 8)
+    else:
+        rows[:, :size], rows[:, size:] = pool, 0
+        places = np.empty(0, np.int32), np.empty(0, np.int64)
+        raw, words = np.empty((0, 0), np.uint8), np.empty((0, 0, BLOCK // 8), np.uint64)
+    nonzero = code(
+        *places,
+        raw,
+        words,
+        rows.reshape(N + 1, -1, STRIP),
+        0,
+        size,
+        KEYS,
+        sums,
+        limits,
+        constants,
+        divisor,
+        state,
+        values,
+        np.empty(STRIP, np.uint8),
+        np.empty((3, STRIP), pool.dtype),
+        ballot,
+        mask,
+        out,
+        0,
+    )
     if nonzero == NOT_FINITE:
         return (nonzero,)
     kept = out[:nonzero] if packs else out[:size]

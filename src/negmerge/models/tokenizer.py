@@ -89,12 +89,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in ("special_tokens_map.json", ABOUT):
         path = folder / file
-        try:
-            said = json.loads(read_inside(folder, file) or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise FileError(f"{path}: cannot be read as JSON: {error}") from None
-        if not isinstance(said, dict):
-            raise FileError(f"{path}: wanted a JSON object")
+        said = parse_json(read_inside(folder, file) or b"{}", path, "content")
         refuse_code(path, said)
         for name in SPECIAL:
             token = said.get(name)

@@ -189,7 +189,7 @@ MODELS: dict[str, tuple[nn.Module, str]] = {
         ({"splits": {1: TensorDataset(x, y)}}, "splits: unknown set '1'"),
         ({"method": None}, "method: is a NoneType; wanted the name of"),
         ({"search": {"count": 0}}, "search.count: Input should be greater than or equal to 2"),
-        ({"search": 3}, "search: Input should be a valid dictionary or instance of Search, got"),
+        ({"search": 3}, "search: has fields of its own; wanted a mapping"),
         ({"pool": {"grid": {"speed": [1]}}}, "pool: grid.speed: no such hyper-parameter"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0, got '-1'"),
         ({"seed": "a"}, "seed: Input should be a valid integer"),

@@ -324,8 +324,12 @@ def test_the_tokenizer_of_a_folder_is_that_of_transformers(tmp_path: Path):
     ("file", "content", "message"),
     [
         ("tokenizer.json", "{}", "tokenizer.json: is not a tokenizer"),
-        ("tokenizer_config.json", "[", "tokenizer_config.json: cannot be read as JSON"),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json: wanted a JSON object"),
+        ("tokenizer_config.json", "[", "tokenizer_config.json: content is not valid JSON"),
+        (
+            "tokenizer_config.json",
+            "[]",
+            "tokenizer_config.json: content is a list, wanted an object",
+        ),
         ("tokenizer_config.json", '{"pad_token": 5}', "pad_token: wanted text; got '5'"),
         ("special_tokens_map.json", '{"auto_map": ["a"]}', "auto_map: the folder asks for Python"),
     ],

@@ -22,7 +22,9 @@ def model_card(
     out: the name of the folder; settings: options of `negmerge apply` that were given.
     """
     origin, scale = tau.origin, abs(tau.scale)
-    verb, sign = ("minus", "negate") if tau.scale < 0 else ("plus", "add")
+    word, done, option = "plus", "added", "--add"
+    if tau.scale < 0:
+        word, done, option = "minus", "subtracted", "--negate"
     name = base.path.absolute().name if base.sources else "a state dict"
     elements = sum(info.elements for info in base.tensors.values())
     options = ", ".join(f"{key}={value}" for key, value in origin.options.items())
@@ -31,13 +33,13 @@ def model_card(
         "patch": _code(tau.path.name) if tau.path else "a task vector in memory",
         "rule": f"{_code(origin.rule)} of {origin.n} fine-tuned models",
         "options": _code(options) if options else "none",
-        "λ": f"{scale!r}, {'subtracted' if sign == 'negate' else 'added'}",
+        "λ": f"{scale!r}, {done}",
         "changed": f"{changed:,} of {elements:,} elements",
     }
     lines = [
         f"# {printable(out)}",
         "",
-        f"This model is a base model {verb} λ times a task vector, written by `negmerge apply`.",
+        f"This model is a base model {word} λ times a task vector, written by `negmerge apply`.",
         "The base's own model card does not describe it and is not copied.",
         "",
         "| | |",
@@ -45,7 +47,7 @@ def model_card(
         *(f"| {key} | {value} |" for key, value in rows.items()),
     ]
     if tau.path and base.sources:
-        words = ["negmerge", "apply", name, tau.path.name, f"--{sign}", repr(scale)]
+        words = ["negmerge", "apply", name, tau.path.name, option, repr(scale)]
         words += [word for key, value in settings.items() for word in (f"--{key}", value)]
         lines += ["", "    " + printable(" ".join(map(quote, [*words, "-o", out])))]
     return "\n".join(lines) + "\n"

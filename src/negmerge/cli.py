@@ -220,8 +220,9 @@ def merge(
             digest=digest,
             progress=progress,
         )
-    with Checkpoint(base) as model, Checkpoint(out, own=True) as patch:
-        base_bytes, held = model.nbytes, patch.nbytes
+    with Checkpoint(base) as model:
+        base_bytes = model.nbytes
+    held = sum(entry.nbytes for entry in tau.entries.values())
     result = {
         "patch": str(out),
         "rule": tau.origin.rule,

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.dtypes import NAMES, SIZES
+from negmerge.dtypes import ALL_NAMES, SIZES
 from negmerge.errors import FileError, MismatchError, OptionError, shown
 from negmerge.files import atomic, same_file, write
 from negmerge.header import build_header, check_names, looks_pickled, read_header
@@ -21,23 +21,8 @@ from negmerge.reading import open_regular
 PathLike = str | os.PathLike[str]
 RANGE = 1 << 24
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-DTYPES = NAMES | {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}
-"""From torch's names of number formats to those of safetensors."""
+DTYPES = {name: dtype for name, dtype in ALL_NAMES.items() if dtype != "C64"}
+"""What is converted: no merge can use complex numbers."""
 SPARE, MOST_TIMES = 64 << 20, 16
 """A pickle may become so many bytes more, and so many times as large: tied and expanded tensors are
 stored once there."""

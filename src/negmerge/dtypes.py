@@ -24,6 +24,25 @@ OTHERS = {
 }
 SIZES = FLOATS | INTEGERS | OTHERS
 NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""From names of float formats, as people, torch and numpy write them, to those of safetensors."""
+ALL_NAMES = NAMES | {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "complex64": "C64",
+}
+"""The same for every format."""
 
 _NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 

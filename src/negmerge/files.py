@@ -3,7 +3,8 @@
 A file or folder is written under a temporary name beside its place, flushed to the disk and
 renamed. The temporary name is fixed, and the temporary file or folder itself is locked: a second
 run on the same output is refused, and what a killed run left behind is taken over by the next one.
-No lock has a file of its own, so none can stay behind.
+No lock has a file of its own, so none can stay behind, but on NFS, where a folder cannot be locked:
+there a run locks the file `.lock` in its folder, which stays and blocks nothing.
 """
 
 from __future__ import annotations

@@ -53,6 +53,15 @@ class Entry:
         return prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in a file."""
+        if self.values is None:
+            return 0
+        if self.mask is None:
+            return self.elements * SIZES[self.dtype]
+        return -(-self.elements // 8) + self.nonzero * SIZES[self.dtype]
+
+    @property
     def layout(self) -> str:
         return "zero" if self.values is None else "dense" if self.mask is None else "sparse"
 

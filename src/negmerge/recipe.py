@@ -53,7 +53,7 @@ __all__ = [
 RECIPES = Path(str(resources.files("negmerge") / "recipes"))
 DEFAULT = "demo"
 PLAIN = {
-    "extra_forbidden": "there is no such field; `negmerge list recipes` names recipes to look at",
+    "extra_forbidden": "there is no such field; the recipe.yaml of any run lists all fields",
     "model_type": "has fields of its own; wanted a mapping, such as {FIELD: VALUE}",
 }
 """What pydantic says in words of its own."""

@@ -12,28 +12,13 @@ from typing import Any
 import numpy as np
 
 from negmerge.checkpoint import Checkpoint
-from negmerge.dtypes import INTEGERS, SIZES, Bytes
+from negmerge.dtypes import ALL_NAMES, SIZES, Bytes
 from negmerge.errors import MismatchError, OptionError, shown
-from negmerge.header import MAX_NAME, Header, TensorInfo, is_name
+from negmerge.header import NAMES, Header, TensorInfo, is_name
 
 PathLike = str | os.PathLike[str]
 Model = PathLike | Mapping[str, Any]
 """A file, a folder, or a state dict: a mapping from names to torch tensors or numpy arrays."""
-
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "bool": "BOOL",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}
-_DTYPES |= {k.replace("U", "uint").replace("I", "int"): k for k in INTEGERS if k != "BOOL"}
 
 
 class StateDict(Checkpoint):
@@ -59,10 +44,7 @@ class StateDict(Checkpoint):
         found: list[TensorInfo] = []
         for key, value in tensors.items():
             if not is_name(key):
-                raise MismatchError(
-                    f"{name} {shown(key)}: tensor names must be printable and 1 to {MAX_NAME} "
-                    "characters"
-                )
+                raise MismatchError(f"{name} {shown(key)}: {NAMES}")
             dtype, raw = _bytes_of(value, f"{name} {shown(key)}")
             self._raw[key] = raw.copy() if copied else raw
             found.append(TensorInfo(key, dtype, tuple(value.shape), 0, 0))
@@ -116,9 +98,9 @@ def _bytes_of(value: Any, where: str) -> tuple[str, Bytes]:
     dtype = str(value.dtype).removeprefix("torch.")
     if not is_tensor:
         dtype = value.dtype.newbyteorder("=").name
-    if dtype not in _DTYPES:
-        raise MismatchError(f"{where}: format {dtype}, wanted one of {', '.join(_DTYPES)}")
-    return _DTYPES[dtype], _of_torch(value, where) if is_tensor else _of_numpy(value)
+    if dtype not in ALL_NAMES:
+        raise MismatchError(f"{where}: format {dtype}, wanted one of {', '.join(ALL_NAMES)}")
+    return ALL_NAMES[dtype], _of_torch(value, where) if is_tensor else _of_numpy(value)
 
 
 def _of_numpy(array: Any) -> Bytes:

@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
 
-from negmerge.errors import NegMergeError
+from negmerge.errors import MismatchError, NegMergeError
 
 CASES = 7000
 """For each target."""
@@ -207,16 +207,18 @@ def _recipes(folder: Path) -> list[Target]:
         load_recipe(small, [path.read_bytes().decode(errors="surrogateescape")])
 
     def option(path: Path) -> None:
-        text = path.read_bytes().decode(errors="surrogateescape")
-        key_values([text])
-        size(text, "--max-memory")
+        key_values([path.read_bytes().decode(errors="surrogateescape")])
+
+    def memory(path: Path) -> None:
+        size(path.read_bytes().decode(errors="surrogateescape"), "--max-memory")
 
     as_json = json.dumps({"data": {"name": "mnist"}, "pool": {"grid": {"lr": [1, 2]}}}).encode()
     return [
         Target("recipe", [RECIPE, CLIP, as_json], recipe),
         Target("recipe tree", [as_json, _recipe_tree()], recipe, whole=True),
         Target("--set", CHANGES, change),
-        Target("--option, sizes", [b"quorum=0.8", b"1.5GiB", b"reduce=min"], option),
+        Target("--option", [b"quorum=0.8", b"reduce=min"], option),
+        Target("sizes", [b"1.5GiB", b"500MB"], memory),
     ]
 
 
@@ -354,7 +356,11 @@ def _parsed(text: str) -> Any:
 
 ROW: dict[str, Any] = {
     "acc_retain": 99.0, "acc_forget": 93.0, "acc_test": 93.5, "mia": 12.0, "seconds": 3.5,
-    "intervals": {"acc_retain": [98.0, 99.5], "mia": [10.0, 14.0]}, "samples_processed": 270,
+    "intervals": {
+        "acc_retain": [98.0, 99.5], "acc_forget": [90.0, 95.0], "acc_test": [92.0, 95.0],
+        "mia": [10.0, 14.0],
+    },
+    "samples_processed": 270,
     "samples": {"retain": 122, "forget": 14, "test": 200},
 }  # fmt: skip
 METHOD = ROW | {
@@ -418,7 +424,8 @@ def _runs(folder: Path) -> list[Target]:
 
     def manifest(own: Run) -> None:
         own.finished_with("x", "y")
-        own.verify()
+        with suppress(MismatchError):  # its hashes are not those of the files
+            own.verify()
 
     def page(own: Run) -> None:
         """As the page does it, which says of whatever else is raised that it is damaged."""
@@ -518,7 +525,7 @@ def _others(folder: Path) -> list[Target]:
     foreign = {
         "model_type": "clip",
         "projection_dim": 8,
-        "vision_config": {"hidden_size": 8, "hidden_act": "gelu"},
+        "vision_config": {"hidden_size": 24, "num_attention_heads": 3, "hidden_act": "gelu"},
         "text_config": {"hidden_act": "gelu"},
     }
     prepared = {
@@ -622,6 +629,8 @@ def fuzz(target: Target, cases: int, seed: int, folder: Path, keep: Path | None 
     """Run the cases of a target; what is neither a result nor a NegMergeError is a fault."""
     draw = random.Random(f"{target.name} {seed}")
     found, path = Found(), folder / "case"
+    if not any(_taken(target, raw, path) for raw in target.seeds):
+        found.faults["every seed is refused: what lies behind is not tried"] += 1
     for _ in range(cases):
         raw = case_of(draw, target)
         path.write_bytes(raw)
@@ -651,6 +660,15 @@ def fuzz(target: Target, cases: int, seed: int, folder: Path, keep: Path | None 
                 keep.mkdir(parents=True, exist_ok=True)
                 (keep / f"{target.name} {fault}".replace("/", "_")).write_bytes(raw)
     return found
+
+
+def _taken(target: Target, raw: bytes, path: Path) -> bool:
+    path.write_bytes(target.wrapped(raw))
+    try:
+        target.read(path)
+    except NegMergeError:
+        return False
+    return True
 
 
 def table(results: dict[str, Found]) -> str:

@@ -3,9 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test tables demo lint bench fuzz clean
+.PHONY: test tables demo lint base bench fuzz clean
 test: $(READY) ## run the test suite
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 tables: $(READY) ## make every table of the paper from the desk recipes, with very little data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m tables
@@ -19,9 +19,13 @@ lint: $(READY) ## format, lint, types, import contract
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+base: $(READY) ## install the wheel without extras into an environment of its own, and use it
+	$(BIN)/python scripts/check_base_install.py
+
 bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results, docs/results.md
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/feed.py
 	$(BIN)/python benchmarks/results_page.py
 
 fuzz: $(READY) ## feed damaged input to every reader, 210,000 cases; writes benchmarks/results/fuzz.md

@@ -1,6 +1,6 @@
-"""Make a classifier of your own forget: a module, two datasets, one call.
+"""Make your own classifier forget: a module, two datasets, one call.
 
-The job itself is the last lines of `main`; what comes before stands for your model and your data.
+`your_model_and_data` stands for your own code; `main` shows the call.
 """
 
 import torch
@@ -11,7 +11,7 @@ import negmerge as nm
 
 
 def your_model_and_data() -> tuple[nn.Module, Dataset, Dataset]:
-    """A network that has learnt random labels by heart: 40 records to forget, 200 it never saw."""
+    """A network trained on random labels, 40 of its records to forget, 200 records it never saw."""
     torch.manual_seed(0)
     x, y = torch.randn(600, 20), torch.randint(4, (600,))
     model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 4))

@@ -26,17 +26,18 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from negmerge.data.datasets import CLIP, Images, Source, load, resolve
-from negmerge.data.draws import seed_of
-from negmerge.data.feeds import Batch, ImageFeed, Joined, Relabelled
-from negmerge.data.transforms import own_random_state, seed_torch
 from negmerge.errors import FileError, NegMergeError, ValueRangeError
-from negmerge.evaluation.predictions import predict
-from negmerge.files import atomic_folder
-from negmerge.hyperparameters import HyperParameters
-from negmerge.models.weights import load_tensors, save_tensors
-from negmerge.progress import Progress, make_progress
-from negmerge.training import VERSION, Objective, Trained, train
+from negmerge.evaluation.observations import Columns
+from negmerge.evaluation.passes import classification_columns, observe_set
+from negmerge.support.files import atomic_folder
+from negmerge.support.progress import Progress, make_progress
+from negmerge.training.feeds import Batch, JoinedFeed, RelabelledFeed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import VERSION, Objective, Trained, train
+from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
+from negmerge.training.weights import load_tensors, save_tensors
+from negmerge.vision.datasets import CLIP, Images, Source, load, resolve
+from negmerge.vision.feed import ImageFeed
 
 SEED = 0
 SIZE = 32
@@ -190,7 +191,7 @@ def fit(
     progress: Progress,
 ) -> tuple[nn.Module, Trained]:
     """Train on a part of each set, all classes numbered on."""
-    feeds: list[Relabelled] = []
+    feeds: list[RelabelledFeed] = []
     tokens: list[Tensor] = []
     rng = np.random.default_rng(SEED)
     tokenizer.enable_padding(length=CONTEXT, pad_token=PAD)
@@ -198,12 +199,14 @@ def fit(
         places = np.sort(rng.permutation(len(own.train))[: counts[name]])
         feed = ImageFeed(own.train, places, own.source.crop, own.source.flip)
         first = len(tokens)
-        feeds.append(Relabelled(feed, lambda batch, picked, seed, first=first: batch[1] + first))
+        feeds.append(
+            RelabelledFeed(feed, lambda batch, picked, seed, first=first: batch[1] + first)
+        )
         for captions in own.captions():
             tokens.append(torch.tensor([e.ids for e in tokenizer.encode_batch(captions)]))
     tokenizer.no_padding()
-    feed = Joined(feeds, mixed=True)
-    with own_random_state():
+    feed = JoinedFeed(feeds, mixed=True)
+    with fork_random_state():
         seed_torch(seed_of("init", SEED))
         model = open_clip.model.CLIP(**config["model_cfg"])
     progress.stage("training", len(feed) * settings.epochs, "images")
@@ -273,12 +276,17 @@ def accuracies(
 ) -> dict[str, float]:
     """Zero-shot accuracy, in percent, on the whole of each test set, from the files."""
     classes, _ = load_tensors(folder / "class_embeddings.safetensors")
+
+    def observe(network: nn.Module, name: str, batch: Batch) -> Columns:
+        return classification_columns(network(batch[0]), batch[1], ("correct",))
+
     found: dict[str, float] = {}
     for name, own in sets.items():
         feed = ImageFeed(own.test, np.arange(len(own.test)))
         progress.stage(f"testing on {name}", len(feed), "images")
-        correct = predict(ZeroShot(model, classes[name]), feed, progress.advance).correct
-        found[name] = round(100 * float(correct.mean()), 2)
+        network = ZeroShot(model, classes[name])
+        said = observe_set(observe, network, name, feed, progress.advance)
+        found[name] = round(100 * float(said["correct"].mean()), 2)
     return found
 
 

@@ -14,9 +14,9 @@ from datasets import Image as ImageFeature
 from PIL import Image
 from torch import nn
 
-from negmerge.data.datasets import load, resolve
-from negmerge.models.prompts import open_clip
-from negmerge.models.weights import save_tensors
+from negmerge.scenarios.clip.library import open_clip
+from negmerge.training.weights import save_tensors
+from negmerge.vision.datasets import load, resolve
 
 CONFIG = {
     "model_cfg": {

@@ -171,9 +171,9 @@ def bad_tensor(name: str, entry: object, *wanted: str) -> None:
 def file_cases() -> None:
     good = packed(weights(1))
     header = int.from_bytes(good[:8], "little")
-    bad("cut-by-one-byte", good[:-1], f"{len(good) - 1} bytes", f"promises {len(good)}", "cut off")
-    bad("cut-in-half", good[: 8 + header + 20], f"promises {len(good)}", "cut off")
-    bad("cut-after-header", good[: 8 + header], f"promises {len(good)}", "cut off")
+    bad("cut-by-one-byte", good[:-1], f"{len(good) - 1} bytes", f"wanted {len(good)}", "cut off")
+    bad("cut-in-half", good[: 8 + header + 20], f"wanted {len(good)}", "cut off")
+    bad("cut-after-header", good[: 8 + header], f"wanted {len(good)}", "cut off")
     bad("cut-in-header", good[: 8 + header // 2], f"header length {header}", "cut off")
     bad("empty", b"", "0 bytes", "too short")
     bad("seven-bytes", good[:7], "7 bytes", "too short")
@@ -183,19 +183,19 @@ def file_cases() -> None:
     bad("trailing-data", good + b"x", "1 bytes too many")
     bad("zip-pickle", b"PK\x03\x04\0\0\x08\x08" + bytes(99), "pickle", "negmerge convert")
     bad("plain-pickle", b"\x80\x02}q\0X\1\0\0\0w" + bytes(99), "pickle", "negmerge convert")
-    bad("no-tensors", raw_file({}), "holds no tensors", roles=(*MODEL_ROLES, "convert"))
+    bad("no-tensors", raw_file({}), "contains no tensors", roles=(*MODEL_ROLES, "convert"))
 
     def two(second: tuple[int, int], size: int) -> bytes:
         return raw_file({"a": tensor(), "b": tensor(offsets=second)}, bytes(size))
 
     bad("overlapping", two((4, 12), 12), "'b'", "overlaps")
     bad("aliased", two((0, 8), 8), "overlaps")
-    bad("holed", two((12, 20), 20), "'b'", "hole")
-    bad("hole-at-start", raw_file({"w": tensor(offsets=(4, 12))}, bytes(12)), "'w'", "hole")
+    bad("holed", two((12, 20), 20), "'b'", "gap")
+    bad("hole-at-start", raw_file({"w": tensor(offsets=(4, 12))}, bytes(12)), "'w'", "gap")
 
     entry = json.dumps(tensor())
-    bad("key-twice", raw_file(f'{{"w":{entry},"w":{entry}}}', bytes(8)), "'w'", "twice")
-    bad("field-twice", raw_file(f'{{"w":{{"dtype":"F32",{entry[1:]}}}', bytes(8)), "twice")
+    bad("key-twice", raw_file(f'{{"w":{entry},"w":{entry}}}', bytes(8)), "'w'", "duplicate key")
+    bad("field-twice", raw_file(f'{{"w":{{"dtype":"F32",{entry[1:]}}}', bytes(8)), "duplicate key")
     bad("json-list", raw_file(f"[{entry}]", bytes(8)), "does not start with '{'")
     bad("json-broken", raw_file('{"w":', bytes(8)), "not valid JSON")
     bad("json-two-values", raw_file(f'{{"w":{entry}}} {{}}', bytes(8)), "not valid JSON")
@@ -217,7 +217,7 @@ def file_cases() -> None:
         bad_tensor(f"offsets-{offsets}", tensor(offsets=offsets), "bytes in the file", "needs 8")
     for offsets in ([8, 0], [-8, 0], [0.0, 8.0], [False, 8], [0], [0, 4, 8], {"0": 8}, "08", None):
         bad_tensor(f"offsets-{offsets}", tensor(offsets=offsets), "data_offsets")
-    bad_tensor("offsets-past-the-end", tensor(offsets=[800, 808]), "hole")
+    bad_tensor("offsets-past-the-end", tensor(offsets=[800, 808]), "gap")
     bad_tensor("field-missing", {"dtype": "F32", "shape": [2]}, "dtype, shape, data_offsets")
     bad_tensor("field-unknown", tensor() | {"x": 1}, "dtype, shape, data_offsets")
     bad_tensor("entry-not-an-object", 5, "dtype, shape, data_offsets")
@@ -387,7 +387,7 @@ def folder_cases() -> None:
 
         return change
 
-    plain = (f"'{HEAD}'", "plain name")
+    plain = (f"'{HEAD}'", "wanted the name of a file")
     indexed("absolute", absolute, *plain)
     indexed("parent", points("../outside.safetensors"), "'../outside.safetensors'", *plain)
     indexed("sub-folder", in_sub_folder, "'sub/b.safetensors'", *plain)
@@ -408,7 +408,7 @@ def folder_cases() -> None:
         "key-unlisted",
         lambda p, m: (in_both(p, m), (p / "b.safetensors").unlink(), m.pop(HEAD)),
         f"'{HEAD}'",
-        "not in the index",
+        "index says no shard",
     )
 
     def text(name: str, content: str, *wanted: str) -> None:
@@ -422,7 +422,7 @@ def folder_cases() -> None:
     text("without-map", '{"metadata": {}}', "weight_map")
     text("map-is-list", '{"weight_map": ["a.safetensors"]}', "weight_map")
     text("map-is-empty", '{"weight_map": {}}', "weight_map")
-    text("key-twice", '{"weight_map": {"x": "a", "x": "b"}}', "'x'", "twice")
+    text("key-twice", '{"weight_map": {"x": "a", "x": "b"}}', "'x'", "duplicate key")
 
     def index_is(make: Callable[[Path], object]) -> Build:
         def build(folder: Path) -> None:
@@ -460,7 +460,7 @@ def folder_cases() -> None:
         roles=["member", "base"],
     )
 
-    lacking = ("wanted model.safetensors or model.safetensors.index.json",)
+    lacking = ("contains neither model.safetensors nor model.safetensors.index.json",)
     refused("folder-empty", folder_with(), *lacking)
     refused("folder-other-name", folder_with("a.safetensors"), *lacking, "a.safetensors")
     refused("folder-hostile-name", folder_with("a\x1b[31m.safetensors"), *lacking)
@@ -666,7 +666,7 @@ def pool_cases() -> None:
         "same-as-base",
         ALL + NEW,
         "m3.safetensors",
-        "its weights are the base's",
+        "has the weights of the base",
         build=copied("base.safetensors", "m3.safetensors"),
     )
 
@@ -679,7 +679,7 @@ def pool_cases() -> None:
         ("consensus", "quorum=x", "quorum", "'x'", "number"),
         ("consensus", "reduce=median", "reduce", "'median'", "mean|min|max"),
         ("consensus", "signed=maybe", "signed", "'maybe'", "true|false"),
-        ("consensus", "quroum=0.8", "'quroum'", "it has", "quorum"),
+        ("consensus", "quroum=0.8", "'quroum'", "its options", "quorum"),
         ("consensus", "quorum", "'quorum'", "key=value"),
         ("consensus", "=0.8", "'=0.8'", "key=value"),
         ("consensus", "quorum=0.8 --option quorum=0.9", "quorum", "twice"),
@@ -704,8 +704,8 @@ def pool_cases() -> None:
         ("--max-memory -5GB", "--max-memory"),
         (f"--max-memory {'9' * 400}", "--max-memory"),
         ("--max-memory 1MB", "too little", "at least"),
-        ("--workers 0", "workers 0", "at least 1"),
-        ("--workers -2", "workers -2", "at least 1"),
+        ("--workers 0", "workers 0", "wanted 1 to 1024"),
+        ("--workers -2", "workers -2", "wanted 1 to 1024"),
         ("--workers many", "many", "--workers"),
         ("--device tpu", "'tpu'", "cpu or cuda"),
     ):
@@ -786,19 +786,19 @@ def apply_cases() -> None:
         (folder / "base.safetensors").write_bytes(packed(model))
 
     another = partial(case, build=copied("m1.safetensors", "base.safetensors"))
-    wanted = ("base.safetensors", "is not the base this patch was made from")
+    wanted = ("base.safetensors", "is not the base of this patch")
     another("other-base", f"{apply} --negate 1 {NEW}", *wanted)
     another("other-base-with-zero-scale", f"{apply} --negate 0 {NEW}", *wanted)
     another("other-base-to-folder", f"{apply} --negate 1 -o out/new", *wanted)
     another("other-base-as-float16", f"{apply} --negate 1 --dtype float16 {NEW}", *wanted)
-    wanted = ("base.safetensors", f"'{BLOCK}'", "(6, 4)", "(4, 6)", "another base")
+    wanted = ("base.safetensors", f"'{BLOCK}'", "(6, 4)", "(4, 6)", "name the base")
     case("other-shapes", f"{apply} --negate 1 {NEW}", *wanted, build=other_shapes)
     case(
         "other-names",
         f"{apply} --negate 1 {NEW}",
         "base.safetensors",
-        "is not there",
-        "another base",
+        "is missing",
+        "name the base",
         build=prefixed("base", "module."),
     )
     convert = f"convert m1.safetensors --strip-prefix module. {NEW}"
@@ -832,9 +832,11 @@ def recipe_cases() -> None:
         build: Build = lambda folder: (folder / "r.yaml").write_bytes(raw)  # noqa: E731
         case(f"recipe-{name}", unlearn, "r.yaml", *wanted, build=build)
 
-    refused("key-twice", "title: a\nseed: 1\nseed: 2\n", "line 3", "'seed'", "twice")
-    refused("inner-key-twice", "search: {stop: 1.0, 'stop': 2.0}", "line 1", "'stop'", "twice")
-    refused("number-key-twice", "1: a\n0x1: b\n", "'1'", "twice")
+    refused("key-twice", "title: a\nseed: 1\nseed: 2\n", "line 3", "'seed'", "duplicate key")
+    refused(
+        "inner-key-twice", "search: {stop: 1.0, 'stop': 2.0}", "line 1", "'stop'", "duplicate key"
+    )
+    refused("number-key-twice", "1: a\n0x1: b\n", "'1'", "duplicate key")
     refused("alias-bomb", BOMB, "aliases", "1,000,000")
     refused("alias-bomb-of-keys", "a0: &a0 {x: y}\n" + MERGED, "aliases", "1,000,000")
     refused("alias-of-itself", "title: &a [*a]", "alias")
@@ -861,7 +863,7 @@ def recipe_cases() -> None:
     refused("search-count", "search: {count: 2.0e+9}", "search.count", "10000")
     refused("search-tries", "search: {tries: 2000000000}", "search.tries", "1000")
     refused("search-scales", f"search: {{scales: [{'0.5,' * 20_000}]}}", "search.scales", "10000")
-    refused("search-steps", "search: {stop: 1.0e-12, limit: 1.0}", "search", "not told apart")
+    refused("search-steps", "search: {stop: 1.0e-12, limit: 1.0}", "search", "raise stop")
     refused("workers", "workers: 100000", "workers", "1024")
     refused("image-size", "data: {size: 1000000000}", "data.size", "4096")
     refused("crop", "train: {augment: {crop: 1000000000}}", "train.augment.crop", "1024")
@@ -885,7 +887,7 @@ def recipe_cases() -> None:
         f", &{chr(98 + k)} [{','.join(['*' + chr(97 + k)] * 9)}]" for k in range(9)
     )
     changed("alias-bomb", f"title={bomb}]", "--set title", "aliases")
-    changed("key-twice", "search={stop: 1, stop: 2}", "--set search", "'stop'", "twice")
+    changed("key-twice", "search={stop: 1, stop: 2}", "--set search", "'stop'", "duplicate key")
     changed("huge-number", "seed=0x" + "f" * 4000, "--set seed", "40 digits")
     changed("nul", 'data.name="a\\0b"', "--set data.name", "NUL")
     changed("deep-key", ".".join("a" * 1000) + "=1", "--set", "key=value")

@@ -1,7 +1,7 @@
 """negmerge makes a trained model forget.
 
-The public API; each name is imported when it is first used, so that nothing pays for torch or numba
-before it needs them.
+This module lists the public API. Each name is imported when it is first used, because torch and
+numba take seconds to import.
 """
 
 from __future__ import annotations
@@ -9,54 +9,52 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from negmerge import extras
+
 if TYPE_CHECKING:
+    from negmerge.api.unlearn import Unlearned as Unlearned
+    from negmerge.api.unlearn import unlearn as unlearn
     from negmerge.errors import NegMergeError as NegMergeError
-    from negmerge.hyperparameters import HyperParameters as HyperParameters
-    from negmerge.merge.accumulator import Accumulator as Accumulator
-    from negmerge.merge.engine import merge as merge
-    from negmerge.patching import apply as apply
-    from negmerge.pipeline import run as run
-    from negmerge.recipe import Pool as Pool
-    from negmerge.recipe import Recipe as Recipe
-    from negmerge.recipe import Search as Search
-    from negmerge.report.page import report as report
-    from negmerge.task_vector import TaskVector as TaskVector
-    from negmerge.unlearning import Unlearned as Unlearned
-    from negmerge.unlearning import unlearn as unlearn
+    from negmerge.evaluation.functions import FoundScale as FoundScale
+    from negmerge.evaluation.functions import find_scale as find_scale
+    from negmerge.evaluation.scales import Search as Search
+    from negmerge.merging.accumulator import Accumulator as Accumulator
+    from negmerge.merging.engine import merge as merge
+    from negmerge.reports.page import report as report
+    from negmerge.runs.methods import Pool as Pool
+    from negmerge.runs.pipeline import run as run
+    from negmerge.runs.recipe import Recipe as Recipe
+    from negmerge.training.hyperparameters import HyperParameters as HyperParameters
+    from negmerge.vectors.apply import apply as apply
+    from negmerge.vectors.task_vector import TaskVector as TaskVector
 
 _HOME = {
-    "Accumulator": "negmerge.merge.accumulator",
-    "HyperParameters": "negmerge.hyperparameters",
+    "Accumulator": "negmerge.merging.accumulator",
+    "FoundScale": "negmerge.evaluation.functions",
+    "HyperParameters": "negmerge.training.hyperparameters",
     "NegMergeError": "negmerge.errors",
-    "Pool": "negmerge.recipe",
-    "Recipe": "negmerge.recipe",
-    "Search": "negmerge.recipe",
-    "TaskVector": "negmerge.task_vector",
-    "Unlearned": "negmerge.unlearning",
-    "apply": "negmerge.patching",
-    "merge": "negmerge.merge.engine",
-    "report": "negmerge.report.page",
-    "run": "negmerge.pipeline",
-    "unlearn": "negmerge.unlearning",
+    "Pool": "negmerge.runs.methods",
+    "Recipe": "negmerge.runs.recipe",
+    "Search": "negmerge.evaluation.scales",
+    "TaskVector": "negmerge.vectors.task_vector",
+    "Unlearned": "negmerge.api.unlearn",
+    "apply": "negmerge.vectors.apply",
+    "find_scale": "negmerge.evaluation.functions",
+    "merge": "negmerge.merging.engine",
+    "report": "negmerge.reports.page",
+    "run": "negmerge.runs.pipeline",
+    "unlearn": "negmerge.api.unlearn",
 }
-__all__ = [
-    "Accumulator",
-    "HyperParameters",
-    "NegMergeError",
-    "Pool",
-    "Recipe",
-    "Search",
-    "TaskVector",
-    "Unlearned",
-    "apply",
-    "merge",
-    "report",
-    "run",
-    "unlearn",
-]
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+extras.install()
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'negmerge' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

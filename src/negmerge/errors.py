@@ -1,10 +1,10 @@
-"""What can go wrong, in words for the person who has to mend it."""
+"""The exceptions of the package, and functions that make text safe for error messages."""
 
 from __future__ import annotations
 
 
 class NegMergeError(Exception):
-    """Any mistake in the input: what, where, got, wanted, remedy, on one line.
+    """An error that the user can correct; the message is one line.
 
     >>> raise NegMergeError("pool is empty")
     Traceback (most recent call last):
@@ -17,19 +17,19 @@ class FileError(NegMergeError):
 
 
 class MismatchError(NegMergeError):
-    """Files that have to fit together do not: keys, shapes, dtypes, or another base."""
+    """Files do not fit together: keys, shapes and dtypes differ, or the base is another one."""
 
 
 class ValueRangeError(NegMergeError):
-    """A number that no merge can use: NaN, infinity, overflow, a negative scale."""
+    """A number cannot be used: NaN, infinity, overflow, a negative scale."""
 
 
 class OptionError(NegMergeError):
-    """An option, a rule or a name that does not exist, or a value it does not take."""
+    """An option, a rule or a name does not exist, or a value is not allowed."""
 
 
 def printable(text: str) -> str:
-    """Escape what could move the cursor or the colours of a terminal.
+    """Escape the characters that could control a terminal.
 
     >>> printable("a\\x1b[31mb – λ")
     'a\\\\x1b[31mb – λ'
@@ -37,20 +37,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def told(error: BaseException, limit: int = 300) -> str:
-    """Another library's exception on one line.
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """Return the type and the message of an exception on one line.
 
-    >>> told(ValueError("no such\\n file"))
+    >>> one_line(ValueError("no such\\n file"))
     'ValueError: no such file'
     """
     text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def shown(name: object, limit: int = 120) -> str:
-    """Quote a name from a file so that control characters cannot reach the terminal.
+def quoted(name: object, limit: int = 120) -> str:
+    """Quote a name and escape its control characters.
 
-    >>> shown("a\\x1b[31mb")
+    >>> quoted("a\\x1b[31mb")
     "'a\\\\x1b[31mb'"
     """
     text = ascii(str(name))

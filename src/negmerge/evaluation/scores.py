@@ -1,84 +1,113 @@
-"""Scores from predictions: accuracies with intervals, membership inference, gap to retraining."""
+"""The scores of one model: every metric with its interval, and the gap to retraining."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import sqrt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from negmerge.errors import ValueRangeError
-from negmerge.evaluation.mia import mia_efficacy
-from negmerge.evaluation.predictions import Predictions
-
-METRICS = ("acc_retain", "acc_forget", "acc_test", "mia")
-Z = 1.959963984540054  # of a two-sided 95 % interval
+from negmerge.errors import OptionError, quoted
+from negmerge.evaluation.metrics import Measured, Metric, Observed, metrics
+from negmerge.evaluation.observations import Observations
 
 
-def accuracy(found: Predictions) -> float:
-    """The share of correct answers in percent.
+@dataclass(frozen=True)
+class Scores:
+    """The measurements of one model.
 
-    >>> import numpy as np
-    >>> accuracy(Predictions(np.ones(4, np.float32), np.array([True, True, True, False])))
-    75.0
+    Args:
+        values: the value of each metric; None if a set of the metric does not exist.
+        samples: the number of samples of each set.
+        bins: the histograms of each metric for its section of the page.
     """
-    if not len(found):
-        raise ValueRangeError("accuracy of no samples: the set is empty")
-    return 100 * int(found.correct.sum()) / len(found)
+
+    values: dict[str, float | None]
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
+    bins: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def row(self) -> dict[str, float]:
+        """Return the values that were measured, for a criterion."""
+        return {name: value for name, value in self.values.items() if value is not None}
 
 
-def cross_entropy(found: Predictions) -> float:
-    """The mean negative logarithm of the true class's probability.
+def score(found: Observed, wanted: Sequence[Metric]) -> Scores:
+    """Compute metrics from the observations of one model.
 
-    >>> import numpy as np
-    >>> cross_entropy(Predictions(np.ones(2, np.float32), np.array([True, True])))
+    Args:
+        found: the observations of each set.
+        wanted: the metrics, in the order of tables. A metric whose sets do not exist is None if it
+            is reported, and omitted if not.
+    """
+    measured = {m.name: _measured(m, found) for m in wanted if found.keys() >= {*m.sets}}
+    shown = [m for m in wanted if m.reported or m.name in measured]
+    return Scores(
+        {m.name: measured[m.name].value if m.name in measured else None for m in shown},
+        {name: (one.low, one.high) for name, one in measured.items()},
+        {name: len(own) for name, own in found.items()},
+    )
+
+
+def _measured(metric: Metric, found: Observed) -> Measured:
+    """Compute a metric as plain numbers that files can hold."""
+    one: object = metric.value(found)
+    if not isinstance(one, Measured):
+        raise OptionError(f"metric {metric.name}: returned {quoted(one)}; wanted a Measured")
+    value, low, high = float(one.value), float(one.low), float(one.high)
+    if not all(map(isfinite, (value, low, high))):
+        raise OptionError(
+            f"metric {metric.name}: got {value:g}, from {low:g} to {high:g}; wanted finite numbers"
+        )
+    return Measured(value, low, high, one.n)
+
+
+def histograms(found: Observed, wanted: Sequence[Metric]) -> dict[str, list[dict[str, Any]]]:
+    """Compute the histograms of the metrics that have one, for the page."""
+    return {
+        m.name: m.histogram.bins(found)
+        for m in wanted
+        if m.histogram is not None and found.keys() >= {*m.sets}
+    }
+
+
+def cross_entropy(found: Observations) -> float:
+    """Return the mean negative logarithm of the probability of the true class.
+
+    >>> cross_entropy(Observations({"confidence": np.ones(2, np.float32)}))
     0.0
     """
     smallest = np.finfo(np.float32).tiny  # a probability of 0 is one that float32 cannot hold
-    return 0.0 - float(np.log(np.maximum(found.confidence, smallest), dtype=np.float64).mean())
+    confidence = np.maximum(found["confidence"], smallest)
+    return 0.0 - float(np.log(confidence, dtype=np.float64).mean())
 
 
-def interval(percent: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share in percent of n samples (Wilson), also near 0 and 100.
+def avg_gap(scores: Mapping[str, Any], reference: Mapping[str, Any]) -> float | None:
+    """Return the mean distance to the retrained model over the `in_gap` metrics; None without any.
 
-    >>> [round(x, 2) for x in interval(100.0, 1000)]
-    [99.62, 100.0]
-    """
-    share = percent / 100
-    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z * sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    # Rounding must not put 0 or 100 % outside its own interval.
-    low, high = max(100 * (middle - half), 0.0), min(100 * (middle + half), 100.0)
-    return min(low, percent), max(high, percent)
-
-
-def score(found: Mapping[str, Predictions]) -> dict[str, Any]:
-    """The paper's four numbers of one model, in percent, with 95 % intervals and sample counts.
-
-    found: the predictions on retain, forget and test; what is not there is not measured, and None.
-    """
-    sizes = {name: len(predictions) for name, predictions in found.items()}
-    values: dict[str, Any] = {f"acc_{name}": None for name in ("retain", "forget", "test")}
-    values |= {f"acc_{name}": accuracy(predictions) for name, predictions in found.items()}
-    values["mia"] = None
-    if {"retain", "forget", "test"} <= found.keys():
-        retain, forget, test = (found[k].confidence for k in ("retain", "forget", "test"))
-        values["mia"] = mia_efficacy(retain, test, forget)
-    counts = {f"acc_{name}": size for name, size in sizes.items()}
-    counts["mia"] = sizes.get("forget", 0)
-    values["intervals"] = {
-        m: list(interval(values[m], counts[m])) for m in METRICS if values[m] is not None
-    }
-    values["samples"] = sizes
-    return values
-
-
-def avg_gap(scores: Mapping[str, Any], retrain: Mapping[str, Any]) -> float:
-    """The mean distance to the retrained model over the four metrics.
-
-    >>> ours = dict(zip(METRICS, (99.15, 93.13, 93.45, 11.99)))
-    >>> round(avg_gap(ours, dict(zip(METRICS, (100.0, 95.0, 95.0, 12.0)))), 2)
+    >>> ours = {"acc_retain": 99.15, "acc_forget": 93.13, "acc_test": 93.45, "mia": 11.99}
+    >>> theirs = {"acc_retain": 100.0, "acc_forget": 95.0, "acc_test": 95.0, "mia": 12.0}
+    >>> round(avg_gap(ours, theirs), 2)
     1.07
+
+    Args:
+        scores: the scores of a model, by metric.
+        reference: the scores of the retrained model; its order is the order of the sum.
     """
-    return sum(abs(scores[m] - retrain[m]) for m in METRICS) / len(METRICS)
+    gaps = [abs(scores[name] - reference[name]) for name in gap_metrics(reference)]
+    return sum(gaps) / len(gaps) if gaps else None
+
+
+def gap_metrics(reference: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that Avg. Gap is the mean over: measured metrics with `in_gap`.
+
+    >>> gap_metrics({"acc_retain": 100.0, "acc_test": None, "squared_error": 0.5})
+    ['acc_retain']
+    """
+    return [
+        name
+        for name, value in reference.items()
+        if name in metrics and metrics.get(name).in_gap and value is not None
+    ]

@@ -1,29 +1,9 @@
-"""The methods that the merged task vectors are compared with. ◄ ADD A RIVAL METHOD: one file."""
+"""The methods that merged task vectors are compared with. ◄ ADD A RIVAL METHOD: one file here.
 
-from negmerge.rivals import (
-    boundary_expand,
-    boundary_shrink,
-    finetune,
-    gradient_ascent,
-    influence,
-    l1_sparse,
-    random_label,
-    retrain,
-    salun,
-)
+A rival is a function that takes a `Task` (`registry.py`) and changes its model in place. It may
+import `training` and the rooms below, and `vision` for networks. New files are found automatically.
+"""
+
 from negmerge.rivals.registry import Rival, Task, rivals
 
-__all__ = [
-    "Rival",
-    "Task",
-    "boundary_expand",
-    "boundary_shrink",
-    "finetune",
-    "gradient_ascent",
-    "influence",
-    "l1_sparse",
-    "random_label",
-    "retrain",
-    "rivals",
-    "salun",
-]
+__all__ = ["Rival", "Task", "rivals"]

@@ -1,17 +1,16 @@
-"""Boundary expanding: samples to forget move to a class of their own, which is then taken away."""
+"""Boundary expanding: the forget set is learned as an additional class."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from negmerge.data.draws import seed_of
-from negmerge.data.feeds import Batch, Indices, Relabelled
-from negmerge.data.transforms import own_random_state, seed_torch
-from negmerge.hyperparameters import HyperParameters
-from negmerge.models.classifiers import final_linear, resize
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained
+from negmerge.training.feeds import Batch, Indices, RelabelledFeed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.layers import final_linear, resize
+from negmerge.training.loop import Trained
+from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
 
 
 @rival(
@@ -19,22 +18,27 @@ from negmerge.training import Trained
     paper="Chen et al., CVPR 2023",
     settings=HyperParameters(epochs=10, lr=1e-5),
     search={"lr": Range(1e-6, 1e-4)},
+    delivered={"keep_extra": False},
 )
-def boundary_expand(task: Task, *, keep_extra: bool = False) -> Trained:
-    """Learn the forget set as one more class, an output that is removed at the end.
+def boundary_expand(task: Task, *, keep_extra: bool = True) -> Trained:
+    """Learn the forget set as an additional class, whose output is kept when the model is scored.
 
-    keep_extra: leave that output in the model, as the published code does: a sample that it wins
-        counts as forgotten, whatever the other outputs still know.
+    Args:
+        task: the model, the data and the settings.
+        keep_extra: keep the additional output, as the published code does: a sample for which it
+            is the largest counts as wrong, whatever the other outputs are. False: remove it at the
+            end, so that the model has the outputs of the original. This is the default for the
+            method that makes the unlearned model, which must fit the user's module.
     """
     classes = final_linear(task.model)[1].out_features
-    with own_random_state():
+    with fork_random_state():
         seed_torch(seed_of("extra output", task.seed))
         resize(task.model, classes + 1)
 
     def label(batch: Batch, picked: Indices, seed: int) -> Tensor:
         return torch.full_like(batch[1], classes)
 
-    cost = task.train(Relabelled(task.feeds["forget"], label))
+    cost = task.train(RelabelledFeed(task.feeds["forget"], label))
     if not keep_extra:
         resize(task.model, classes)
     return cost

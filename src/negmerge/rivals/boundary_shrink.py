@@ -1,4 +1,4 @@
-"""Boundary shrinking: each sample to forget is given to the class across the nearest boundary."""
+"""Boundary shrinking: each sample to forget gets the label of the nearest other class."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from negmerge.data.feeds import Batch, Indices, Relabelled
-from negmerge.data.samples import only_tensor
 from negmerge.errors import OptionError, ValueRangeError
-from negmerge.hyperparameters import HyperParameters, Positive
-from negmerge.models.outputs import logits_of
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained
+from negmerge.training.feeds import Batch, Indices, RelabelledFeed
+from negmerge.training.hyperparameters import HyperParameters, Positive
+from negmerge.training.loop import Trained
+from negmerge.training.outputs import logits_of
+from negmerge.training.samples import only_tensor
 
 
 @rival(
@@ -23,40 +23,42 @@ from negmerge.training import Trained
     search={"lr": Range(1e-6, 1e-4)},
 )
 def boundary_shrink(task: Task, *, bound: Positive = 0.1, pixels: bool = True) -> Trained:
-    """Learn the forget set as the classes that the original sees across its boundary.
+    """Learn the forget set with the labels that the original gives to perturbed inputs.
 
-    bound: how far an input is moved to get across; where it does not, the true label stays.
-    pixels: inputs are pixels in [0, 1], and so are the moved ones.
+    Args:
+        task: the model, the data and the settings.
+        bound: the size of the perturbation; if it crosses no boundary, the true label stays.
+        pixels: whether inputs are pixels in [0, 1]; perturbed inputs then are pixels too.
     """
     original = copy.deepcopy(task.model).eval().requires_grad_(False)
 
     def label(batch: Batch, picked: Indices, seed: int) -> Tensor:
-        return across_boundary(original, batch, bound, pixels)
+        return perturbed_labels(original, batch, bound, pixels)
 
-    return task.train(Relabelled(task.feeds["forget"], label))
+    return task.train(RelabelledFeed(task.feeds["forget"], label))
 
 
-def across_boundary(model: nn.Module, batch: Batch, bound: float, pixels: bool) -> Tensor:
-    """What a model sees in inputs that are moved up its loss, by `bound` in every coordinate.
+def perturbed_labels(model: nn.Module, batch: Batch, bound: float, pixels: bool) -> Tensor:
+    """Return the predictions for inputs that are moved by ±`bound` in the direction of the loss.
 
-    >>> model = nn.Linear(1, 2)  # the boundary is at 0.5
+    >>> model = nn.Linear(1, 2)  # the decision boundary is at 0.5
     >>> model.weight.data = torch.tensor([[-1.0], [1.0]])
     >>> model.bias.data = torch.tensor([0.5, -0.5])
     >>> batch = torch.tensor([[0.2], [0.45]]), torch.tensor([0, 0])
-    >>> across_boundary(model, batch, 0.1, True).tolist()
+    >>> perturbed_labels(model, batch, 0.1, True).tolist()
     [0, 1]
     """
     device = next(model.parameters()).device
     inputs, labels = only_tensor(batch[0], "boundary_shrink").to(device), batch[1].to(device)
     if not inputs.is_floating_point():
         raise OptionError(
-            f"the inputs are {inputs.dtype}; wanted floating point, which can be "
-            "moved by a little; use another rival"
+            f"boundary_shrink: got inputs of {inputs.dtype}, wanted floating point numbers, which "
+            "can be perturbed; use another rival"
         )
     if pixels and not 0 <= float(inputs.min()) <= float(inputs.max()) <= 1:
         raise ValueRangeError(
-            f"inputs reach from {inputs.min():.3g} to {inputs.max():.3g}; "
-            "wanted pixels in [0, 1], or the option pixels=False"
+            f"boundary_shrink: got inputs from {inputs.min():.3g} to {inputs.max():.3g}, wanted "
+            "pixels in [0, 1]; set the option pixels=False for other inputs"
         )
     inputs = inputs.detach().requires_grad_()
     loss = nn.functional.cross_entropy(logits_of(model, inputs).float(), labels)

@@ -1,10 +1,10 @@
-"""Fine-tuning: what is not rehearsed is forgotten."""
+"""Fine-tuning on the retain set."""
 
 from __future__ import annotations
 
-from negmerge.hyperparameters import HyperParameters
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Trained
 
 
 @rival(
@@ -14,5 +14,5 @@ from negmerge.training import Trained
     search={"lr": Range(1e-3, 1e-1)},
 )
 def finetune(task: Task) -> Trained:
-    """Go on training on the retain set alone."""
+    """Continue training on the retain set only."""
     return task.train(task.feeds["retain"])

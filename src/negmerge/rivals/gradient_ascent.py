@@ -1,13 +1,13 @@
-"""Gradient ascent: training, with the other sign."""
+"""Gradient ascent: training with the opposite sign of the loss."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from negmerge.data.feeds import Batch
-from negmerge.hyperparameters import HyperParameters
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained, cross_entropy
+from negmerge.training.feeds import Batch
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Trained, cross_entropy
 
 
 @rival(
@@ -17,7 +17,7 @@ from negmerge.training import Trained, cross_entropy
     search={"lr": Range(1e-5, 1e-3)},
 )
 def gradient_ascent(task: Task) -> Trained:
-    """Climb the loss on the forget set."""
+    """Increase the loss on the forget set."""
     loss = cross_entropy(task.settings)
 
     def ascent(model: nn.Module, batch: Batch, epoch: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gradient of a model over a whole set: what SalUn ranks and influence functions weigh."""
+"""The gradient of the loss over a whole set, for SalUn and influence unlearning."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from negmerge.data.feeds import Feed, Indices
-from negmerge.data.samples import to_device
-from negmerge.models.outputs import logits_of
-from negmerge.training import deterministic
+from negmerge.training.feeds import Feed, Indices
+from negmerge.training.loop import deterministic
+from negmerge.training.outputs import logits_of
+from negmerge.training.samples import to_device
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that may change, by name."""
+    """The trainable weights, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def loss_gradient(model: nn.Module, feed: Feed, picked: Indices) -> Tensor:
-    """The gradient of the summed cross-entropy of some samples, as they are, as one vector."""
+    """The gradient of the summed cross-entropy of samples without augmentation, as a vector."""
     weights = list(trainable(model).values())
     inputs, labels = feed.test_batch(picked)
     device = weights[0].device
@@ -37,17 +37,21 @@ def total_gradient(
     batch: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """The same over a whole feed, the model in evaluation mode.
+    """The gradient of the summed cross-entropy of a whole feed, with the model in evaluation mode.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from negmerge.data.feeds import DatasetFeed
+    >>> from negmerge.training.feeds import DatasetFeed
     >>> feed = DatasetFeed(TensorDataset(torch.ones(6, 1), torch.zeros(6, dtype=torch.int64)))
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
     >>> total_gradient(model, feed, batch=4)
     tensor([-3.,  3.])
 
-    batch: samples at a time; it does not change the result but for rounding.
+    Args:
+        model: the model.
+        feed: the samples.
+        batch: the number of samples per step; it changes only the rounding of the result.
+        advance: called with the number of samples after each step.
     """
     model.eval()
     total = torch.zeros(())

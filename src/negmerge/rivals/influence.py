@@ -1,4 +1,4 @@
-"""Influence unlearning: one step to where the model would be had it not seen the forget set."""
+"""Influence unlearning: one second-order step that removes the influence of the forget set."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from negmerge.data.draws import seed_of
-from negmerge.hyperparameters import HyperParameters, Positive
 from negmerge.rivals.gradients import loss_gradient, total_gradient, trainable
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained, check_finite, deterministic
+from negmerge.training.hyperparameters import HyperParameters, Positive
+from negmerge.training.loop import Trained, check_finite, deterministic
+from negmerge.training.seeds import seed_of
 
 CURVATURE = 1000
+"""The number of retain samples that estimate the curvature."""
 
 
 @rival(
@@ -30,14 +31,16 @@ CURVATURE = 1000
 def influence(task: Task, *, alpha: Positive = 0.2) -> Trained:
     """Subtract the forget set's influence by a second-order step.
 
-    alpha: the length of the step.
+    Args:
+        task: the model, the data and the settings.
+        alpha: the length of the step.
     """
     begun = time.monotonic()
     model, batch = task.model, task.settings.batch
     forget, retain = task.feeds["forget"], task.feeds["retain"]
     n_f, n_r = len(forget), len(retain)
-    # Where the original's training loss is flat, both terms together are the gradient of the
-    # forget set over n_r: what pulled the model away from where the retain set alone would have it.
+    # At a minimum of the training loss of the original, the sum of both terms is the gradient of
+    # the forget set divided by n_r.
     v = total_gradient(model, forget, batch, task.advance) / (n_f + n_r)
     v -= total_gradient(model, retain, batch, task.advance) * n_f / ((n_f + n_r) * n_r)
     step = alpha * inverse_fisher(task, v)
@@ -51,10 +54,10 @@ def influence(task: Task, *, alpha: Positive = 0.2) -> Trained:
 
 
 def inverse_fisher(task: Task, v: Tensor) -> Tensor:
-    """v times the inverse Fisher matrix, by the published recursion over single retain samples.
+    """Multiply v by the inverse Fisher matrix, by the published recursion over retain samples.
 
-    The recursion keeps one vector o, which begins as the first sample's gradient and only shrinks;
-    so the curvature it takes out of v is that along one direction.
+    The recursion has one vector o, which starts as the gradient of the first sample and only
+    shrinks, so that it removes the curvature of v along one direction only.
     """
     retain, size = task.feeds["retain"], len(task.feeds["retain"])
     order = np.random.default_rng(seed_of("curvature", task.seed)).permutation(size)[:CURVATURE]

@@ -1,4 +1,4 @@
-"""ℓ1-sparse: fine-tuning, with a term that drives weights to zero."""
+"""ℓ1-sparse: fine-tuning with a penalty that drives weights to zero."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from negmerge.data.feeds import Batch
 from negmerge.errors import OptionError
-from negmerge.hyperparameters import HyperParameters, Positive
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained, cross_entropy
+from negmerge.training.feeds import Batch
+from negmerge.training.hyperparameters import HyperParameters, Positive
+from negmerge.training.loop import Trained, cross_entropy
 
 
 @rival(
@@ -23,15 +23,18 @@ from negmerge.training import Trained, cross_entropy
 def l1_sparse(
     task: Task, *, alpha: Positive = 1e-5, no_l1_epochs: Annotated[int, Field(ge=0)] = 0
 ) -> Trained:
-    """Train on the retain set with an ℓ1 penalty on all weights that fades out.
+    """Train on the retain set with an ℓ1 penalty on all weights, which decreases to zero.
 
-    alpha: the weight of ‖θ‖₁ in the first epoch. no_l1_epochs: the last ones are without it.
+    Args:
+        task: the model, the data and the settings.
+        alpha: the factor of ‖θ‖₁ in the first epoch.
+        no_l1_epochs: the number of epochs without penalty at the end.
     """
     fading = task.settings.epochs - no_l1_epochs
     if fading < 1:
         raise OptionError(
-            f"l1_sparse: no_l1_epochs is {no_l1_epochs} of {task.settings.epochs} epochs: wanted "
-            "fewer, or use finetune"
+            f"l1_sparse: no_l1_epochs: got {no_l1_epochs} of {task.settings.epochs} epochs, wanted "
+            "fewer; to train without penalty, use finetune"
         )
     loss = cross_entropy(task.settings)
 

@@ -1,4 +1,4 @@
-"""Random labels: unlearn by learning nonsense about the forget set."""
+"""Random labels: training on the forget set with random labels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from negmerge.data.draws import draws, seed_of
-from negmerge.data.feeds import Batch, Feed, Indices, Joined, Relabelled
-from negmerge.hyperparameters import HyperParameters
-from negmerge.models.classifiers import final_linear
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained
+from negmerge.training.feeds import Batch, Feed, Indices, JoinedFeed, RelabelledFeed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.layers import final_linear
+from negmerge.training.loop import Trained
+from negmerge.training.seeds import draws, seed_of
 
 
 @rival(
@@ -21,16 +21,19 @@ from negmerge.training import Trained
     search={"lr": Range(1e-3, 1e-1)},
 )
 def random_label(task: Task, *, use_retain: bool = True, mixed: bool = False) -> Trained:
-    """Each epoch, learn random labels for the forget set, then the retain set as it is.
+    """Each epoch, learn the forget set with random labels, then the retain set.
 
-    use_retain: False: no retain pass. mixed: shuffle both together instead of in turn (the
-        published code does so for CIFAR-100 and Tiny ImageNet).
+    Args:
+        task: the model, the data and the settings.
+        use_retain: whether to train on the retain set too.
+        mixed: shuffle both sets together instead of one after the other, as the published code does
+            for CIFAR-100 and Tiny ImageNet.
     """
     return task.train(mislabelled(task, use_retain, mixed))
 
 
 def mislabelled(task: Task, use_retain: bool, mixed: bool) -> Feed:
-    """The forget set with labels drawn from all classes, anew in every epoch; then the retain set.
+    """Return the forget set with labels drawn from all classes in each epoch, and the retain set.
 
     The true label may be drawn too.
     """
@@ -40,5 +43,5 @@ def mislabelled(task: Task, use_retain: bool, mixed: bool) -> Feed:
         drawn = draws(seed_of("labels", seed), picked, 1)[:, 0] % np.uint64(classes)
         return torch.from_numpy(drawn.astype(np.int64))
 
-    forget = Relabelled(task.feeds["forget"], label)
-    return Joined([forget, task.feeds["retain"]], mixed) if use_retain else forget
+    forget = RelabelledFeed(task.feeds["forget"], label)
+    return JoinedFeed([forget, task.feeds["retain"]], mixed) if use_retain else forget

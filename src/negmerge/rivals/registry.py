@@ -1,10 +1,10 @@
-"""What a rival is: a function that changes a model in place, the data it may use, its settings."""
+"""The registry of rivals: functions that change a model in place, their data and their settings."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
@@ -12,20 +12,19 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 from pydantic import ValidationError, create_model
 from torch import Tensor, nn
 
-from negmerge.data.feeds import Feed
 from negmerge.errors import OptionError, printable
-from negmerge.hyperparameters import HyperParameters, Strict
 from negmerge.registry import Registry
-from negmerge.training import Objective, Trained, train
+from negmerge.training.feeds import Feed, TrainingSet
+from negmerge.training.hyperparameters import HyperParameters, Strict
+from negmerge.training.loop import Objective, Trained, train
 
 T = TypeVar("T", bound=Strict)
 
 VERSION = 1
-"""Of the rivals: raised when the same settings give other weights; nothing old is reused then."""
+"""A part of the keys of trainings; raised when the same settings give other weights."""
 
-Splits = Literal["all", "retain", "forget"]
-Part = Literal["forget", "retain"]
-PARTS: dict[Splits, tuple[Part, ...]] = {
+DataUsed = Literal["all", "retain", "forget"]
+SETS: dict[DataUsed, tuple[TrainingSet, ...]] = {
     "all": ("forget", "retain"),
     "retain": ("retain",),
     "forget": ("forget",),
@@ -34,12 +33,17 @@ PARTS: dict[Splits, tuple[Part, ...]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a rival gets.
+    """The argument of a rival.
 
-    model: to be changed in place. feeds: the splits it may use, by name, and no others.
-    settings, seed: its budget, and what decides everything that is random.
-    state: a file that keeps a training in progress. save_every: seconds between two saves.
-    advance: told of samples that are done.
+    Args:
+        model: the model, which is changed in place.
+        feeds: the sets that the rival uses, by name.
+        settings: the hyper-parameters.
+        seed: the seed of all random numbers.
+        state: the file that keeps a training in progress.
+        save_every: the least seconds between two saves of the state; see `StateSaver`.
+        advance: called with the number of samples after each batch.
+        loss: the loss that the original was trained with.
     """
 
     model: nn.Module
@@ -49,6 +53,7 @@ class Task:
     state: Path | None = None
     save_every: float = 15.0
     advance: Callable[[int], None] = lambda count: None
+    loss: Objective | None = None
 
     def train(
         self,
@@ -56,13 +61,19 @@ class Task:
         objective: Objective | None = None,
         mask: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """The one training loop, with this task's settings, seed, state and progress."""
+        """Train the model by the training loop.
+
+        Args:
+            feed: the samples.
+            objective: the loss, if it is not that of the original.
+            mask: by name, the elements that may change.
+        """
         return train(
             self.model,
             feed,
             self.settings,
             self.seed,
-            objective=objective,
+            objective=objective or self.loss,
             mask=mask,
             state=self.state,
             save_every=self.save_every,
@@ -71,14 +82,14 @@ class Task:
 
 
 class Range(NamedTuple):
-    """Where a tuned option is searched, in even steps or in even ratios."""
+    """The range in which an option is tuned, in equal steps or in equal ratios."""
 
     low: float
     high: float
     even: Literal["ratios", "steps"] = "ratios"
 
     def points(self, count: int) -> list[float]:
-        """Values from the low end to the high end; a single one is the middle.
+        """Return values from the low end to the high end; a single value is the middle.
 
         >>> Range(1e-3, 1e-1).points(3), Range(0.1, 0.9, "steps").points(1)
         ([0.001, 0.01, 0.1], [0.5])
@@ -91,34 +102,42 @@ class Range(NamedTuple):
 
 
 FORGET_ONLY = Range(1e-5, 1e-2)
-"""The learning rate of a method that is denied the retain set: its usual one destroys the model."""
+"""The learning rate of a method without the retain set; the usual one destroys the model."""
 
 
 Function = Callable[..., Trained]
-"""(task, and its own options by keyword) → cost."""
+"""Takes a task, and options as keyword arguments; returns the cost."""
 
 
 def by_epochs(sizes: Mapping[str, int], settings: HyperParameters) -> int:
-    """Samples of a method that passes over its splits once an epoch."""
+    """The samples that a method processes if it uses each sample once per epoch."""
     return settings.epochs * sum(sizes.values())
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A method of the literature, under the same conditions as the merged task vectors.
+    """A method of the literature.
 
-    splits: the data it uses. paper: where it is from. settings: the published ones.
-    search: the options that tuning tries, and where. accepts: the settings that mean something.
-    samples: how many it processes, from the sizes of its splits and the settings.
+    Args:
+        function: changes the model of a task.
+        splits: the data that it uses.
+        paper: its publication.
+        settings: the published hyper-parameters.
+        search: the ranges of the options that are tuned.
+        accepts: the hyper-parameters that have an effect.
+        samples: from the sizes of the sets and the settings to the number of samples processed.
+        delivered: defaults of options for the method that makes the unlearned model, where they
+            differ.
     """
 
     function: Function
-    splits: Splits
+    splits: DataUsed
     paper: str
     settings: HyperParameters
     search: Mapping[str, Range]
     accepts: tuple[str, ...] = tuple(HyperParameters.model_fields)
     samples: Callable[[Mapping[str, int], HyperParameters], int] = by_epochs
+    delivered: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -131,7 +150,7 @@ class Rival:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Its own options: the keyword arguments of the function, and their defaults."""
+        """The options, which are the keyword arguments of the function, with their defaults."""
         parameters = inspect.signature(self.function).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -142,24 +161,23 @@ class Rival:
         return create_model(self.name, __base__=Strict, **fields)
 
     def run(self, task: Task, options: Mapping[str, Any]) -> Trained:
-        """Change the task's model; its integer buffers stay what they were."""
+        """Change the model of a task; its integer buffers keep their values."""
         counters = {
             name: buffer.clone()
             for name, buffer in task.model.named_buffers()
             if not buffer.is_floating_point()
         }
         cost = self.function(task, **options)
-        for name, buffer in task.model.named_buffers():
-            if name in counters:
-                buffer.copy_(counters[name])
+        for name, value in counters.items():
+            task.model.get_buffer(name).copy_(value)
         return cost
 
-    def used(self, options: Mapping[str, Any]) -> Splits:
-        """The data it uses with these options, in the words of the paper's Table 2."""
+    def used(self, options: Mapping[str, Any]) -> DataUsed:
+        """The data that is used with these options, named as in Table 2 of the paper."""
         return self.splits if options.get("use_retain", True) else "forget"
 
     def ranges(self, options: Mapping[str, Any]) -> dict[str, Range]:
-        """What tuning tries with these options: whatever they do not fix."""
+        """The ranges of the tuned options that are not given."""
         found = dict(self.search)
         if self.used(options) != self.splits:
             found["lr"] = FORGET_ONLY
@@ -168,14 +186,16 @@ class Rival:
     def resolve(
         self, given: Mapping[str, Any], settings: HyperParameters | None = None
     ) -> tuple[HyperParameters, dict[str, Any]]:
-        """Settings and own options, whole and checked.
+        """Return the complete and validated hyper-parameters and options.
 
-        given: settings and options by name. settings: instead of the published ones.
+        Args:
+            given: hyper-parameters and options, by name.
+            settings: hyper-parameters in place of the published ones.
         """
         unknown = sorted(set(given) - {*self.defaults, *self.accepts})
         if unknown:
             raise OptionError(
-                f"{self.name}: no option {unknown[0]!r}; it takes "
+                f"{self.name}: no option {unknown[0]!r}; wanted one of "
                 + ", ".join([*self.defaults, *self.accepts])
             )
         own = {name: value for name, value in given.items() if name in self.defaults}
@@ -196,20 +216,19 @@ class Rival:
             raise OptionError(printable(message)) from None
 
 
-rivals: Registry[Rival] = Registry("rival")
+rivals: Registry[Rival] = Registry("rival", "negmerge.rivals")
 
 
-def rival(
-    splits: Splits,
-    paper: str,
-    settings: HyperParameters,
-    search: Mapping[str, Range],
-    **more: Any,
-) -> Callable[[Function], Function]:
-    """Register a function as a rival; the arguments are the fields of `Rival`."""
+def rival(*values: Any, **fields: Any) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function as a rival.
+
+    Args:
+        values: the fields of `Rival` after the function, in their order.
+        fields: the fields of `Rival`, by name.
+    """
 
     def register(function: Function) -> Function:
-        rivals.register(function.__name__, Rival(function, splits, paper, settings, search, **more))
+        rivals.register(function.__name__, Rival(function, *values, **fields))
         return function
 
     return register

@@ -1,15 +1,14 @@
-"""Retraining: the answer that every other method tries to reach in less time."""
+"""Retraining: the reference that all other methods approximate in less time."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from negmerge.data.draws import seed_of
-from negmerge.data.transforms import own_random_state, seed_torch
-from negmerge.errors import OptionError, shown
-from negmerge.hyperparameters import HyperParameters
+from negmerge.errors import OptionError, quoted
 from negmerge.rivals.registry import Range, Task, rival
-from negmerge.training import Trained
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Trained
+from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
 
 
 @rival(
@@ -19,25 +18,25 @@ from negmerge.training import Trained
     search={"lr": Range(1e-2, 1e-1)},
 )
 def retrain(task: Task) -> Trained:
-    """Train on the retain set from fresh weights."""
-    with own_random_state():
+    """Train on the retain set from random weights."""
+    with fork_random_state():
         seed_torch(seed_of("weights", task.seed))
         reset(task.model)
     return task.train(task.feeds["retain"])
 
 
 def reset(model: nn.Module) -> None:
-    """Fresh weights for every layer that is trained, as the layers themselves draw them."""
+    """Draw random weights for every trainable layer, by its own initialisation."""
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         if own and not any(weight.requires_grad for weight in own.values()):
-            continue  # frozen: part of the architecture
+            continue  # frozen
         fresh = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
         if fresh is not None:
             fresh()
         elif own:
-            where = shown(".".join(filter(None, [name, next(iter(own))])))
+            where = quoted(".".join(filter(None, [name, next(iter(own))])))
             raise OptionError(
-                f"retrain: {where} belongs to a {type(module).__name__}, which has no "
-                "reset_parameters to draw it anew; add one, or train a new model yourself"
+                f"retrain: {where} belongs to a {type(module).__name__}, which has no method "
+                "reset_parameters; add one, or train a new model yourself"
             )

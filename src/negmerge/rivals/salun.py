@@ -1,4 +1,4 @@
-"""SalUn: random labels, through a mask of the weights that matter for the forget set."""
+"""SalUn: random labels, changing only the weights with large gradients on the forget set."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from negmerge.errors import ValueRangeError
-from negmerge.hyperparameters import HyperParameters
 from negmerge.rivals.gradients import total_gradient, trainable
 from negmerge.rivals.random_label import mislabelled
 from negmerge.rivals.registry import Range, Task, by_epochs, rival
-from negmerge.training import Trained
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Trained
 
 
 @rival(
@@ -32,10 +32,13 @@ def salun(
     use_retain: bool = True,
     mixed: bool = False,
 ) -> Trained:
-    """Random labels, changing only the weights with the largest gradient on the forget set.
+    """Learn random labels, changing only the weights with the largest gradient on the forget set.
 
-    keep: the share of weights that may change; the others keep their bits.
-    use_retain, mixed: as in random_label.
+    Args:
+        task: the model, the data and the settings.
+        keep: the share of weights that may change; the others keep their bits.
+        use_retain: as in `random_label`.
+        mixed: as in `random_label`.
     """
     begun = time.monotonic()
     forget = task.feeds["forget"]
@@ -47,9 +50,17 @@ def salun(
 
 
 def largest(model: nn.Module, saliency: Tensor, keep: float) -> dict[str, Tensor]:
-    """By name of the weight, which elements are in the top share of all the model's elements."""
+    """Return masks of the elements with the largest saliency, by name of the weight.
+
+    Args:
+        model: the model.
+        saliency: one value for each trainable element.
+        keep: the share of all elements that the masks contain.
+    """
     if not bool(saliency.isfinite().all()):
-        raise ValueRangeError("salun: the gradient on the forget set is not finite")
+        raise ValueRangeError(
+            "salun: the gradient on the forget set is NaN or infinite; check weights and inputs"
+        )
     order = saliency.argsort(descending=True, stable=True)
     top = torch.zeros(len(saliency), dtype=torch.bool, device=saliency.device)
     top[order[: int(keep * len(saliency))]] = True

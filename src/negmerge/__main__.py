@@ -1,0 +1,5 @@
+"""`python -m negmerge` is the command line."""
+
+from negmerge.cli import main
+
+main()

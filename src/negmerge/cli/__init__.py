@@ -1,0 +1,16 @@
+"""The command line.
+
+`verbs.py` has the verbs, `arguments.py` parses values of options, `listing.py` lists names.
+
+May import every room; nothing imports it. A verb imports other modules when it is called, so that
+`--help` loads neither torch nor numba.
+"""
+
+from __future__ import annotations
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exit with 2 and one line for bad input, with 130 if interrupted."""
+    from negmerge.cli import verbs
+
+    verbs.main(arguments)

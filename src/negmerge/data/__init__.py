@@ -1,1 +1,0 @@
-"""Labelled images: which sets there are, where they lie, decoded once."""

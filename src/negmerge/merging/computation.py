@@ -1,0 +1,146 @@
+"""Computing the merged values of a segment: with the compiled loop, or with torch on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.checkpoints.fingerprint import KEYS
+from negmerge.errors import OptionError
+from negmerge.merging import loop
+from negmerge.merging.folds import STRIP, fold_for, new_buffers
+from negmerge.merging.proof import proof_of
+from negmerge.merging.rule import Constants, Rule
+from negmerge.merging.tiles import Segment, TileReader, in_blocks
+from negmerge.support.jit import identity
+
+
+@dataclass
+class Task:
+    """One segment to merge, and the arrays for its results.
+
+    Args:
+        checksums: one for each model; the checksums of the segment are added.
+        mask: a bit for each value, in words of 64; empty if all values are written.
+        out: the values that are not zero, or all values.
+    """
+
+    segment: Segment
+    limits: NDArray[np.float64]
+    constants: Constants
+    divisor: float
+    checksums: NDArray[np.uint64]
+    mask: NDArray[np.uint64]
+    out: NDArray[Any]
+
+
+class Computation(Protocol):
+    """Merges segments; each worker has its own."""
+
+    tally: NDArray[np.int64]
+    """The sums of the tallies of the rule over all merged elements."""
+
+    def segment(self, reader: TileReader, task: Task) -> int:
+        """Merge one segment; return the number of values that are not zero, or NOT_FINITE."""
+        ...
+
+
+_LOOPS: dict[tuple[Any, ...], Callable[..., int]] = {}
+_LOCK = Lock()
+
+
+def loop_for(rule: Rule, packs: bool) -> Callable[..., int]:
+    """Return the compiled loop of a rule, one for all workers; the first call compiles it.
+
+    A loop that packs writes only the values that are not zero, with a mask.
+    """
+    statistics, finish = rule.parts()
+    direct = rule.direct_fold()
+    fold, finish = (direct, None) if direct else (fold_for(statistics), finish)
+    # Keyed by what the functions compute: the values of names that they refer to may change.
+    parts = (identity(fold), finish and identity(finish), *map(identity, rule.tallies), packs)
+    with _LOCK:
+        if parts not in _LOOPS:
+            proof = proof_of(rule, packs)
+            _LOOPS[parts] = loop.segment_loop(fold, finish, rule.tallies, packs, proof)
+        return _LOOPS[parts]
+
+
+class CpuComputation:
+    """Runs the compiled loop of `loop.py`."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.state, self.values = new_buffers(rule.parts()[0], rule.direct_fold())
+        self.loops = {packs: loop_for(rule, packs) for packs in (True, False)}
+        self.flags = np.empty(STRIP, np.uint8)
+        self.tally = np.zeros(len(rule.tallies), np.int64)
+
+    def segment(self, reader: TileReader, task: Task) -> int:
+        formats, places = reader.find(task.segment.info.name)
+        if formats in ({"F32"}, {"F64"}):
+            raw, rows, _ = reader.rows(*formats)
+            before = self.tally.copy()
+            found = self._run(task, task.segment, 0, (*places, raw, in_blocks(raw)), rows)
+            if found != loop.NOT_READ:
+                return found
+            self.tally[:] = before  # the tiles that were read will be counted again
+        # 16-bit formats, mixed formats, state dicts, and files that the loop could not read.
+        task.checksums[:] = 0
+        nonzero = 0
+        for tile in reader.tiles(task.segment):
+            rows = reader.read(tile.info.name, tile.start, tile.size, task.checksums)
+            nonzero = self._run(task, tile, nonzero, loop.NO_FILES, rows)
+            if nonzero < 0:
+                break
+        return nonzero
+
+    def _run(
+        self, task: Task, part: Segment, nonzero: int, files: tuple[Any, ...], rows: NDArray[Any]
+    ) -> int:
+        at = part.start - task.segment.start
+        packs = task.mask.size > 0
+        return self.loops[packs](
+            *files,
+            rows.reshape(len(rows), -1, STRIP),
+            part.start,
+            part.stop,
+            KEYS,
+            task.checksums,
+            task.limits,
+            task.constants,
+            task.divisor,
+            self.state,
+            self.values,
+            self.flags,
+            np.empty((3, STRIP), rows.dtype),
+            self.tally,
+            task.mask[at // 64 :],
+            task.out if packs else task.out[at:],
+            nonzero,
+        )
+
+
+def make_computation(device: str, rule: Rule) -> Computation:
+    """Return the computation for `cpu`, or for a torch device such as `cuda` or `cuda:1`."""
+    if device == "cpu":
+        return CpuComputation(rule)
+    from negmerge.merging.torch_computation import TorchComputation
+
+    return TorchComputation(rule, device)
+
+
+def check_device(device: str) -> None:
+    """Raise if this machine does not have a device."""
+    if device in ("cpu", "torch-cpu"):
+        return
+    if device.partition(":")[0] != "cuda":
+        raise OptionError(f"device: got {device!r}, wanted cpu or cuda")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise OptionError("device: got 'cuda', but torch finds no CUDA GPU; use cpu")

@@ -1,0 +1,68 @@
+"""Counting the elements where a single member disagrees with the sign of all others."""
+
+# pyright: basic, reportCallIssue=false
+# numba compiles the loop; the strict checker does not know the types of numba.
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.merging.folds import STRIP, Array
+from negmerge.merging.tiles import Segment, TileReader
+from negmerge.support.jit import compiled_as_python
+
+EXACT = 1 << 22
+"""Models of at most this number of elements are counted whole, larger ones every 256th strip."""
+
+
+def sample_dissent(
+    reader: TileReader, segment: Segment, elements: int
+) -> tuple[NDArray[np.int64], int]:
+    """Count the elements of a segment where each member alone disagrees, in a sample of strips.
+
+    With fewer than three members nothing is counted.
+
+    Returns:
+        A count for each member, and the number of sampled elements.
+    """
+    n = len(reader.inputs.members)
+    counts, sampled = np.zeros(n, np.int64), 0
+    every = 1 if elements <= EXACT else 256
+    unused = np.zeros(n + 1, np.uint64)
+    for j, start in enumerate(range(segment.start, segment.stop, STRIP)):
+        if n >= 3 and (segment.strip + j) % every == 0:
+            size = min(STRIP, segment.stop - start)
+            rows = reader.read(segment.info.name, start, size, unused)
+            count_dissent(rows, size, counts)
+            sampled += size
+    return counts, sampled
+
+
+def _members(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    rng = np.random.default_rng(0)
+    yield rng.integers(0, 4, (5, 300)).astype(dtypes[0]), 290, np.arange(4)
+
+
+@compiled_as_python(_members)
+def count_dissent(rows: Array, count: int, counts: Array) -> None:
+    """Add, for each member, the number of elements where only this member disagrees."""
+    n = rows.shape[0] - 1
+    for i in range(count):
+        base = rows[0, i]
+        positive = negative = not_up = not_down = 0
+        for k in range(1, n + 1):
+            if rows[k, i] > base:
+                positive += 1
+            else:
+                not_up = k
+            if rows[k, i] < base:
+                negative += 1
+            else:
+                not_down = k
+        if positive == n - 1:
+            counts[not_up - 1] += 1
+        if negative == n - 1:
+            counts[not_down - 1] += 1

@@ -1,0 +1,263 @@
+"""The compiled loop over a segment: read, checksums, fold, finish, one rounding, write.
+
+A segment is read tile by tile into rows, and the rows are folded strip by strip. The fold and the
+`finish` of a rule, its tallies, and one of two functions that write the result are compiled into
+one function, so that a run compiles only what its rule needs.
+"""
+
+# pyright: basic, reportCallIssue=false, reportReturnType=false
+# numba compiles most of this module; the strict checker does not know the types of numba.
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba.extending import overload, register_jitable
+
+from negmerge.checkpoints.checksum import add_checksums
+from negmerge.checkpoints.fingerprint import BLOCK
+from negmerge.merging.fast_folds import bits_of, lowest_bit
+from negmerge.merging.folds import STRIP, Array, Fold, State, jitable
+from negmerge.merging.rows import read_rows
+from negmerge.support.jit import Check, compiled
+
+NOT_FINITE, NOT_READ = -1, -2
+"""What a loop returns instead of a count."""
+NO_FILES = (
+    np.empty(0, np.int32),
+    np.empty(0, np.int64),
+    np.empty((0, 0), np.uint8),
+    np.empty((0, 0, BLOCK // 8), np.uint64),
+)
+"""The first arguments of a loop whose rows are filled already."""
+
+
+def element(state: State, i: int) -> tuple[Any, ...]:
+    """Return element i of every statistic."""
+    return tuple(statistic[i] for statistic in state)
+
+
+@overload(element, inline="always", strict=False)
+def _element(state: Any, i: Any) -> Callable[..., Any]:
+    # numba needs a body for each number of statistics; a recursive body compiles twice as long.
+    picks = "".join(f"state[{j}][i], " for j in range(len(state)))
+    return eval(f"lambda state, i: ({picks})")  # noqa: S307 made of numbers only
+
+
+@register_jitable
+def write_packed(
+    values: Array,
+    divisor: float,
+    flags: Array,
+    mask: Array,
+    out: Array,
+    at: int,
+    size: int,
+    nonzero: int,
+) -> int:
+    """Write a bit for each value, low bit first, and the values that are not zero.
+
+    The values are divided and rounded.
+
+    Args:
+        values: the finished values of a strip.
+        divisor: the divisor of the values.
+        flags: not zero where a value is not zero.
+        mask: the bits, in words of 64.
+        out: the values that are not zero, one after the other.
+        at: the position of the strip in its segment.
+        size: the number of values of the strip that belong to the tensor.
+        nonzero: the number of values before this strip that are not zero.
+
+    Returns:
+        The number of values so far that are not zero, or NOT_FINITE.
+    """
+    infinite = False
+    for i in range(size, STRIP):  # a rule may return other values for the zeros after the end
+        flags[i] = 0
+    for first in range(0, STRIP, 64):
+        bits = bits_of(flags, first)
+        rest = bits
+        while rest:
+            i = lowest_bit(rest)
+            value = out.dtype.type(values[np.uint64(first) + i] / divisor)
+            out[nonzero] = value
+            if value != 0:
+                nonzero += 1
+            else:  # too small for the format
+                bits &= ~(np.uint64(1) << i)
+            infinite |= not abs(value) < np.inf
+            rest &= rest - np.uint64(1)
+        mask[(at + first) // 64] = bits
+    return NOT_FINITE if infinite else nonzero
+
+
+@register_jitable
+def write_all(
+    values: Array,
+    divisor: float,
+    flags: Array,
+    mask: Array,
+    out: Array,
+    at: int,
+    size: int,
+    nonzero: int,
+) -> int:
+    """Write all values, divided and rounded; arguments and result are those of `write_packed`."""
+    place = out[at : at + size]
+    if divisor == 1:
+        for i in range(size):
+            place[i] = values[i] + 0.0
+    else:
+        for i in range(size):
+            place[i] = values[i] / divisor + 0.0
+    found, infinite = np.int32(0), np.int64(0)
+    for i in range(size):
+        found += np.int32(1) if place[i] != 0 else np.int32(0)
+    for i in range(size):
+        infinite |= np.int64(0) if abs(place[i]) < np.inf else np.int64(1)
+    return NOT_FINITE if infinite else nonzero + np.int64(found)
+
+
+def _finish_strip(finish: Callable[..., Any] | None, packs: bool) -> Callable[..., None]:
+    """Return a function that computes the values of a strip, and their flags if they are packed.
+
+    Without a finish, the fold computes both and the function does nothing.
+    """
+    if finish is None:
+        return register_jitable(lambda constants, state, values, flags: None)
+    finish = jitable(finish)
+
+    @register_jitable
+    def finish_strip(
+        constants: tuple[float, ...], state: State, values: Array, flags: Array
+    ) -> None:
+        for i in range(STRIP):
+            values[i] = finish(constants, *element(state, i))
+        if packs:
+            for i in range(STRIP):
+                flags[i] = values[i] != 0
+
+    return finish_strip
+
+
+def _count_strip(tallies: Sequence[Callable[..., Any]]) -> Callable[..., None]:
+    """Return a function that adds the tallies of a strip to their sums."""
+    count = register_jitable(lambda constants, state, size, tally: None)
+    for j, function in enumerate(tallies):
+        count = _with_tally(count, j, jitable(function))
+    return count
+
+
+def _with_tally(
+    before: Callable[..., None], j: int, function: Callable[..., Any]
+) -> Callable[..., None]:
+    """Return a function that calls another one and then adds tally j."""
+
+    @register_jitable
+    def count(constants: tuple[float, ...], state: State, size: int, tally: Array) -> None:
+        before(constants, state, size, tally)
+        found = np.int64(0)
+        for i in range(size):
+            found += np.int64(function(constants, *element(state, i)))
+        tally[j] += found
+
+    return count
+
+
+def segment_loop(
+    fold: Fold,
+    finish: Callable[..., Any] | None,
+    tallies: Sequence[Callable[..., Any]],
+    packs: bool,
+    proof: Check,
+) -> Callable[..., int]:
+    """Return the compiled loop of a rule.
+
+    Args:
+        finish: computes the values from the statistics; None if the fold computes the values.
+        tallies: return an integer for each element, which are summed.
+        packs: whether only the values that are not zero are written, with a mask.
+    """
+    finish_strip, count_strip = _finish_strip(finish, packs), _count_strip(tallies)
+    write = write_packed if packs else write_all
+
+    @compiled(proof, error_model="numpy")
+    def loop(
+        descriptors: Array,
+        offsets: Array,
+        raw: Array,
+        words: Array,
+        rows: Array,
+        start: int,
+        stop: int,
+        keys: Array,
+        checksums: Array,
+        limits: Array,
+        constants: tuple[float, ...],
+        divisor: float,
+        state: State,
+        values: Array,
+        flags: Array,
+        edges: Array,
+        tally: Array,
+        mask: Array,
+        out: Array,
+        nonzero: int,
+    ) -> int:
+        """Merge elements start … stop of a tensor.
+
+        Args:
+            descriptors: the file of each row; empty if the rows are filled already.
+            offsets: the offset of the tensor in each file.
+            raw: the rows as bytes.
+            words: the same memory as blocks of words, for the checksums.
+            rows: the same memory as strips of floats.
+            start: the first element.
+            stop: the element after the last one.
+            keys: the keys of the checksum.
+            checksums: one for each model; the checksums of the elements are added.
+            limits: numbers for the fold, one for each member or one for all.
+            constants: numbers for the finish and the tallies.
+            divisor: the divisor of the finished values.
+            state: working memory for the statistics of a strip.
+            values: working memory for the values of a strip.
+            flags: working memory, a byte for each value of a strip.
+            edges: working memory, three strips of the format of the rows.
+            tally: the sums of the tallies; those of the elements are added.
+            mask: a bit for each value, if the values are packed.
+            out: the values.
+            nonzero: the number of values before these that are not zero.
+
+        Returns:
+            The number of values so far that are not zero, NOT_FINITE, or NOT_READ.
+        """
+        width = rows.itemsize
+        tile = rows.shape[1] * STRIP
+        for begin in range(start, stop, tile):
+            size = min(tile, stop - begin)
+            blocks = -(-size * width // 4096)
+            if descriptors.shape[0]:
+                end = -(-size // STRIP) * STRIP * width
+                done = read_rows(descriptors, offsets, begin * width, size * width, end, raw)
+                if done < rows.shape[0]:
+                    return NOT_READ
+            for s in range(-(-size // STRIP)):
+                if descriptors.shape[0]:
+                    first = s * STRIP * width // 4096
+                    last = min(blocks, first + STRIP * width // 4096)
+                    number = begin * width // 4096 + first
+                    add_checksums(words, first, last, number, keys, checksums)
+                if not fold(rows, s, limits, state, flags, edges):
+                    return NOT_FINITE
+                finish_strip(constants, state, values, flags)
+                at = begin - start + s * STRIP
+                left = min(STRIP, size - s * STRIP)
+                count_strip(constants, state, left, tally)
+                nonzero = write(values, divisor, flags, mask, out, at, left, nonzero)
+                if nonzero < 0:
+                    return NOT_FINITE
+        return nonzero
+
+    return loop

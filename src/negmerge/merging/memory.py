@@ -1,0 +1,93 @@
+"""The memory that a merge may use; results that do not fit are stored on disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.errors import FileError, OptionError
+
+TILES = 6 << 20
+"""The memory for the rows of one worker; it does not grow with the pool."""
+AROUND = 12 << 20
+"""The other memory of one worker: statistics, buffers, and results that are not written yet."""
+LARGE = 256 << 20
+"""A larger result of one tensor is stored on disk, even if no limit was given."""
+
+SLAB = 64 << 20
+"""Results that stay in memory are parts of arrays of this size, for which the system uses huge
+pages. In arrays of a few megabytes each, small pages at their ends take a tenth of the time."""
+
+
+class Budget:
+    """The memory that is left for a merge.
+
+    >>> Budget(None).workers(8)
+    8
+
+    Args:
+        limit: the bytes that the whole process may use, or None.
+        folder: the folder for results that do not fit, or None to keep all results in memory.
+    """
+
+    def __init__(self, limit: int | None, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.left: int | None = None
+        self._slab = np.empty(0, np.uint8)
+        self._large = LARGE
+        if limit is None:
+            return
+        used = anonymous_memory()
+        self.left = limit - used - AROUND
+        if self.left < TILES + AROUND:
+            least = used + TILES + 2 * AROUND
+            raise OptionError(
+                f"max-memory: {limit / 1e6:.0f} MB is too little; "
+                f"this merge needs at least {least / 1e6:.0f} MB"
+            )
+        self._large = min(LARGE, (self.left - TILES - AROUND) // 2)
+
+    def workers(self, wanted: int) -> int:
+        """Return the number of workers that there is memory for, at most the wanted number."""
+        return wanted if self.left is None else min(wanted, self.left // (TILES + AROUND))
+
+    def is_large(self, nbytes: int) -> bool:
+        """Return whether a result of a number of bytes is stored on disk."""
+        return self.folder is not None and nbytes > self._large
+
+    def allocate(self, count: int, dtype: Any) -> NDArray[Any]:
+        """Return an array in memory, or on disk if it is large; its content is undefined."""
+        nbytes = count * np.dtype(dtype).itemsize
+        if self.folder is None and nbytes <= SLAB:
+            whole = -(-nbytes // 64) * 64
+            if self._slab.size < whole:
+                self._slab = np.empty(SLAB, np.uint8)
+            piece, self._slab = self._slab[:nbytes], self._slab[whole:]
+            return piece.view(dtype)
+        if not self.is_large(nbytes):
+            return np.empty(count, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                # If the space is not reserved, a full disk kills a process that maps the file.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+                return np.memmap(file, dtype, "r+", shape=(count,))
+        except OSError as error:
+            raise FileError(
+                f"{self.folder}: cannot store {nbytes / 1e6:.0f} MB of results on this disk during "
+                f"the merge: {error.strerror}; free some space, or name an output on another disk"
+            ) from error
+
+
+def anonymous_memory() -> int:
+    """Return the bytes of memory of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OptionError(
+        "max-memory: this system does not report how much memory is in use; remove this option"
+    )

@@ -1,1 +1,0 @@
-"""Networks: classifiers by name, their weights from files."""

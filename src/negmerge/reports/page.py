@@ -1,0 +1,191 @@
+"""The page of a run: one HTML file that needs no network, and the exports of its tables."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from negmerge.errors import FileError, NegMergeError
+from negmerge.reports.export import DataTable
+from negmerge.reports.frames import Missing, NotMeasured
+from negmerge.reports.inspection import RunContents
+from negmerge.reports.page_data import PageData
+from negmerge.reports.sections import Section, sections_of
+from negmerge.reports.styles import COLOURS, SYMBOLS, style_of
+from negmerge.reports.summary import summary_of
+from negmerge.runs.recipe import load_recipe
+from negmerge.runs.records import Manifest
+from negmerge.runs.result import RunResult
+from negmerge.runs.store import PAGE_FILES, Run, open_run
+from negmerge.support.files import file_digest, lock_folder, report_write_errors, write_file
+from negmerge.support.progress import Progress, Quiet
+from negmerge.support.reading import MAX_YAML, read_bytes
+
+T = TypeVar("T")
+BROKEN = (NegMergeError, OSError, ArithmeticError, AttributeError, LookupError)
+BROKEN += (TypeError, ValueError)
+"""The errors that reading a damaged run can raise; the page then names what is missing."""
+EXPORTS = {
+    "csv": ("CSV", "text/csv"),
+    "md": ("Markdown", "text/markdown"),
+    "tex": ("LaTeX", "application/x-tex"),
+}
+
+
+def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
+    """Build the page of a run, finished or not, from the files in its folder.
+
+    The same run gives the same bytes. The page names the sections for which the run has no data.
+    The tables of the page are also written as CSV, Markdown and LaTeX.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import negmerge as nm
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "recipe.yaml").write_text("title: My first run")
+    >>> page = nm.report(folder)
+    >>> page.name, "My first run" in page.read_text(encoding="utf-8")
+    ('index.html', True)
+
+    Args:
+        run: what `nm.run` returned, or the folder of a run.
+        progress: receives the progress of the merges that the page needs.
+
+    Returns:
+        The path of the page, `report/index.html` in the folder of the run.
+    """
+    run = open_run(run.folder if isinstance(run, Run) else Path(run))
+    with report_write_errors(run.page):
+        run.tables.mkdir(parents=True, exist_ok=True)
+    with lock_folder(run.page.parent):
+        builder = PageBuilder(run, progress or Quiet())
+        files, before = builder.build(), builder.attempt("The tables", run.unchanged_tables) or []
+        for name, text in reversed(files.items()):  # the page last: it refers to all others
+            write_file(run.page.parent / name, text.encode())
+        for old in before:  # exports of an earlier page
+            if f"tables/{old.name}" not in files:
+                old.unlink()
+        if builder.manifest is not None:
+            run.list_page_files([run.page.parent / name for name in files])
+    return run.page
+
+
+class PageBuilder:
+    """Build a page, and collect what is missing from it."""
+
+    def __init__(self, run: Run, progress: Progress) -> None:
+        self.run, self.progress = run, progress
+        self.missing: list[str] = []
+        self.manifest = self.attempt("The manifest", self.sealed)
+        if self.manifest is not None:
+            self.attempt("The files of the run", self.check_unchanged)
+
+    def build(self) -> dict[str, str]:
+        """The contents of the page and of the exports of its tables, by file name."""
+        recipe = self.attempt("The recipe", lambda: load_recipe(self.run.recipe))
+        result = self.attempt("The scores", self.result)
+        page, sections = None, list[tuple[str, Section]]()
+        if recipe is not None and result is not None:
+            page = PageData(self.run, recipe, result, self.progress)
+            for title, make in sections_of(page):
+                section = self.attempt(title, partial(make, page))
+                sections += [] if section is None else [(title, section)]
+        tables = [one.table for _, one in sections if one.table is not None]
+        files = {f"tables/{k}": v for table in tables for k, v in table.files().items()}
+        return {"index.html": self.render(recipe and recipe.title, page, sections)} | files
+
+    def sealed(self) -> Manifest:
+        """Read the manifest of a finished run."""
+        if not self.run.finished:
+            raise Missing("the run is not finished")
+        return self.run.read_manifest()
+
+    def check_unchanged(self) -> None:
+        """Raise if a file that the page shows was changed after the run was finished."""
+        for name, entry in self.run.read_manifest().files.items():
+            path = self.run.path_in_run(name)
+            shown = path.suffix in (".json", ".csv", ".png") and not name.startswith(PAGE_FILES)
+            if shown and path.is_file() and file_digest(path) != entry.sha256:
+                raise FileError(
+                    f"{name}: was changed after the run was finished; the page shows the changed "
+                    "file and not what was measured"
+                )
+
+    def result(self) -> RunResult:
+        """Read the scores; an unfinished run may have those of an earlier recipe."""
+        if not self.run.finished:
+            raise Missing(f"the run is not finished; it has {RunContents.of(self.run).progress()}")
+        return self.run.result
+
+    def recipe_text(self) -> str:
+        """The text of the recipe in the run, valid or not."""
+        raw = self.attempt("The text of the recipe", lambda: read_bytes(self.run.recipe, MAX_YAML))
+        return (raw or b"").decode(errors="replace")
+
+    def attempt(self, what: str, make: Callable[[], T]) -> T | None:
+        """Call a function; if it fails, return None and note what is missing."""
+        try:
+            return make()
+        except NotMeasured:
+            return None
+        except BROKEN as error:
+            reason = error if isinstance(error, NegMergeError) else f"damaged: {error!r}"
+            self.missing.append(f"{what}: {reason}")
+            return None
+
+    def render(
+        self, title: str | None, page: PageData | None, sections: list[tuple[str, Section]]
+    ) -> str:
+        """The page as HTML."""
+        summary = page and self.attempt("The summary", partial(summary_of, page))
+        styles = page.styles if page else {}
+        recipe = self.recipe_text()
+        environment = Environment(
+            loader=PackageLoader("negmerge.reports"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["unbroken"] = unbroken
+        return environment.get_template("page.html.j2").render(
+            title=title or "A run of negmerge",
+            finished=self.run.finished,
+            summary=summary,
+            sections=sections,
+            missing=self.missing,
+            warnings=page.result.warnings if page else [],
+            recipe=recipe,
+            seed=page and page.recipe.seed,
+            in_memory=page is not None and page.recipe.settings.in_memory,
+            manifest=self.manifest,
+            data=page and page.result.splits.fingerprint,
+            colours=COLOURS,
+            style_of=lambda name: styles.get(name, style_of(name)),
+            symbols=SYMBOLS,
+            downloads=downloads,
+        )
+
+
+def unbroken(text: str) -> str:
+    """Replace the spaces in percentages and values of λ by non-breaking spaces.
+
+    >>> unbroken("λ = 0.5 keeps 95 %").split(" ")[1:]
+    ['keeps', '95\\xa0%']
+    """
+    return text.replace(" %", "\u00a0%").replace("λ = ", "λ\u00a0=\u00a0")
+
+
+def downloads(table: DataTable) -> list[tuple[str, str, str]]:
+    """The exports of a table: the format, the file name, the content as a data URI."""
+    found: list[tuple[str, str, str]] = []
+    for name, text in table.files().items():
+        label, kind = EXPORTS[name.rpartition(".")[2]]
+        content = base64.b64encode(text.encode()).decode()
+        found.append((label, name, f"data:{kind};charset=utf-8;base64,{content}"))
+    return found

@@ -1,0 +1,209 @@
+"""The sections of a page: text, charts with a legend, a table, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from negmerge.evaluation.metrics import Histogram
+from negmerge.reports import figures, frames
+from negmerge.reports.export import DataTable
+from negmerge.reports.frames import Missing, PanelData
+from negmerge.reports.inspection import notes
+from negmerge.reports.page_data import PageData
+from negmerge.reports.ranking import criterion_losses, join_names
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page.
+
+    Args:
+        legend: the methods or sets in the legend of the charts.
+        lines: whether the legend shows the dashes of lines.
+        table: the data of the charts.
+        open: whether the table is unfolded.
+        notes: an explanation of the table.
+        pictures: the pictures of the panel as data URIs, by file name.
+    """
+
+    id: str
+    text: str
+    charts: list[str] = field(default_factory=list)
+    legend: list[str] = field(default_factory=list)
+    lines: bool = False
+    table: DataTable | None = None
+    open: bool = False
+    notes: list[str] = field(default_factory=list)
+    panel: PanelData | None = None
+    pictures: dict[str, str] = field(default_factory=dict)
+
+
+MakeSection = Callable[[PageData], Section]
+
+
+def scores(page: PageData) -> Section:
+    result = page.result
+    retrained = " and the model retrained without the forget set" if result.retrain else ""
+    bounds = " Numbers in brackets are 95 % intervals." if result.original.intervals else ""
+    text = (
+        f"Every method beside the original model{retrained}. The column “data” names the training "
+        f"data that a method uses.{bounds}"
+    )
+    losses = criterion_losses(result, page.criterion)
+    if losses:
+        text += f" Sorted by {page.criterion.name} on the reported data ({page.criterion.summary})."
+    refused = [name for name, loss in losses.items() if loss is None]
+    if refused:
+        text += f" Methods that the criterion does not allow come last: {join_names(refused)}."
+    added = [row.method for row in result.methods if row.added]
+    if added:
+        text += (
+            " Methods that add the task vector, to learn the forget set instead of forgetting it: "
+            f"{join_names(added)}."
+        )
+    table = DataTable("scores", "Scores of all methods", frames.scores_frame(page), page.columns)
+    return Section("scores", text, table=table, open=True, notes=notes(result))
+
+
+def trade_off(page: PageData) -> Section:
+    frame = frames.scores_frame(page)
+    for metric in (page.forget, page.retain):
+        if metric.name not in frame:
+            raise Missing(f"{metric.label} was not measured")
+    text = (
+        "Models further to the right forget more, models further up retain more. The ring marks "
+        "the method that made the unlearned model."
+    )
+    if page.result.retrain is not None:
+        text += " The retrained model is the target: forgetting more than it did is not better."
+    try:
+        members, legend = frames.members_frame(page), [*_models(page), "members"]
+    except Missing as missing:
+        members, legend = None, _models(page)
+        text += f" The pool members are not shown: {missing}."
+    charts, near = figures.trade_off(page, frame, members)
+    if near:
+        text += f" The second chart shows only the models {near}."
+    return Section("trade-off", text, charts, legend)
+
+
+def tries(page: PageData) -> Section:
+    text = (
+        "The hyper-parameters that were tried for each tuned rival, measured on the data on which "
+        "λ is chosen; the try with the smallest loss of the criterion is taken. Samples and "
+        "seconds of a tuned rival include all its tries."
+    )
+    frame = frames.tries_frame(page)
+    table = DataTable("tries", "Tries of the tuned rivals", frame, page.columns)
+    return Section("tries", text, table=table, open=True)
+
+
+def pool(page: PageData) -> Section:
+    text = (
+        "The result of each pool member if its task vector alone were subtracted, with its own λ. "
+        "The wider the spread, the more a single model depends on its hyper-parameters."
+    )
+    if not any(m.name == "single_best" and m.add is None for m in page.recipe.methods):
+        text += " The λ of the members come from every fourth value of the grid."
+    members = frames.members_frame(page)
+    charts = figures.spread(page, frames.scores_frame(page), members)
+    table = DataTable("members", "Pool members, each with its own λ", members, page.columns)
+    return Section("pool", text, charts, [*_models(page), "members"], table=table)
+
+
+def sweeps(page: PageData) -> Section:
+    text = (
+        "The metrics at each λ, measured on the data on which λ is chosen. The large marker is the "
+        "chosen λ; the dashed horizontal line is the target or the limit of the criterion."
+    )
+    frame = frames.sweeps_frame(page)
+    charts = figures.lambda_curves(page, frame)
+    legend = [row.method for row in page.result.methods if row.searched]
+    table = DataTable("sweeps", "Metrics at each λ", frame, page.columns)
+    return Section("sweeps", text, charts, legend, lines=True, table=table)
+
+
+def prefixes(page: PageData) -> Section:
+    text = (
+        "The share of zeros in the consensus of the first n members. The dashed line is the share "
+        "that would be zero if the members changed every element in a random direction; the "
+        "further the consensus is below it, the more the members have in common."
+    )
+    frame = frames.prefixes_frame(page)
+    table = DataTable("prefixes", "Sparsity of the consensus of the first n members", frame)
+    charts, legend = figures.sparsity_by_members(frame), ["consensus", "coin_flips"]
+    return Section("prefixes", text, charts, legend, lines=True, table=table)
+
+
+GROUPINGS = {
+    "depth": "The depth of a tensor is the number of its layer, with the path of the layer where "
+    "a model numbers layers in several places; “none” means tensors outside the layers.",
+    "component": "The component of a tensor is its name within its layer.",
+}
+
+
+def sparsity(page: PageData, by: str) -> Section:
+    frame, text = frames.sparsity_frame(page, by), GROUPINGS[by]
+    if len(set(frame[by])) > figures.MAX_GROUPS:
+        text += f" The chart shows the first {figures.MAX_GROUPS}, the table all."
+    charts = figures.sparsity_by(frame, by, page.styles)
+    table = DataTable(by, f"Sparsity by {by}", frame)
+    return Section(f"by-{by}", text, charts, figures.methods_with_zeros(frame), table=table)
+
+
+def dissent(page: PageData) -> Section:
+    text = (
+        "The share of elements at which only this member disagrees with the sign of all others. A "
+        "member with a much larger share than the others removes most from the consensus; check "
+        "its hyper-parameters."
+    )
+    frame = frames.dissent_frame(page)
+    table = DataTable("dissent", "Share of elements at which only this member disagrees", frame)
+    return Section("dissent", text, figures.dissent(frame), table=table)
+
+
+def histograms(page: PageData, histogram: Histogram) -> Section:
+    bins, id = frames.bins_of(page.run, histogram), Path(histogram.file).stem
+    names = {one.model for one in bins}
+    models = [model for model in ("original", "retrained", page.first) if model in names]
+    charts = figures.histograms(id, histogram, bins, models)
+    table = DataTable(id, f"Samples by {histogram.axis}", frames.bins_frame(bins, models))
+    legend = list(dict.fromkeys(one.set for one in bins))
+    text = f"{histogram.text} The vertical axis is logarithmic."
+    return Section(id, text, charts, legend, table=table)
+
+
+def panel(page: PageData, id: str) -> Section:
+    found, pictures = frames.panel_of(page.run, id)
+    return Section(id, found.text, panel=found, pictures=pictures)
+
+
+SECTIONS: dict[str, MakeSection] = {
+    "All methods": scores,
+    "Retained against forgotten": trade_off,
+    "How rivals were tuned": tries,
+    "The pool": pool,
+    "How λ was chosen": sweeps,
+    "Sparsity against the number of members": prefixes,
+    "Sparsity by depth": partial(sparsity, by="depth"),
+    "Sparsity by component": partial(sparsity, by="component"),
+    "Members that disagree with all others": dissent,
+}
+"""The sections of every page by title; those of metrics and of the scenario follow."""
+
+
+def sections_of(page: PageData) -> Iterator[tuple[str, MakeSection]]:
+    """The sections of a page by title: those of every page, of its metrics, of its scenario."""
+    yield from SECTIONS.items()
+    for metric in page.metrics.values():
+        if metric.histogram is not None:
+            yield metric.histogram.title, partial(histograms, histogram=metric.histogram)
+    for one in page.recipe.settings.panels:
+        yield one.title, partial(panel, id=one.id)
+
+
+def _models(page: PageData) -> list[str]:
+    return [str(name) for name in frames.scores_frame(page)["method"]]

@@ -1,0 +1,159 @@
+"""The step that merges pool members: the task vector τ of every method, as a patch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from negmerge.evaluation.criteria import Choice
+from negmerge.merging.accumulator import Accumulator
+from negmerge.merging.engine import merge
+from negmerge.merging.inputs import Buffers
+from negmerge.merging.rules import rules
+from negmerge.merging.select import SELECTORS
+from negmerge.runs.context import Context
+from negmerge.runs.methods import Method
+from negmerge.runs.records import Done
+from negmerge.runs.steps import Advance, FileStep
+from negmerge.runs.trainings import Training
+from negmerge.scenarios.base import Scenario, identity
+from negmerge.support.progress import CallbackProgress
+
+
+@dataclass(frozen=True)
+class Merge(FileStep):
+    """A merge of pool members by one rule.
+
+    Args:
+        key: the key of the step.
+        base: θ.
+        members: the model files of the members; empty if they are in the accumulator.
+        rule: the name of the rule.
+        buffers: how to merge buffers.
+        out: the patch.
+        options: the options of the rule.
+        accumulator: the file of the accumulator, if the members are deleted.
+    """
+
+    key: str
+    base: Path
+    members: tuple[Path, ...]
+    rule: str
+    buffers: Buffers
+    out: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    accumulator: Path | None = None
+
+    in_main_process = True
+
+    def size(self, scenario: Scenario) -> int:
+        """Return the number of bytes to read."""
+        return sum(path.stat().st_size for path in (self.base, *self.members))
+
+    def run(self, scenario: Scenario, advance: Advance) -> Done[int]:
+        """Merge the files, or finish the accumulator."""
+        begun = time.perf_counter()
+        if self.accumulator is None:
+            merge(
+                self.base,
+                self.members,
+                self.rule,
+                self.options,
+                out=self.out,
+                buffers=self.buffers,
+                progress=CallbackProgress(advance),
+            )
+        else:
+            accumulator = Accumulator.load(self.accumulator, self.base)
+            accumulator.finish(self.rule, self.options).save(self.out)
+        return Done(0, time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class MergedMethod:
+    """The task vector of a rule or selector, and its λ once it is chosen.
+
+    Args:
+        patch: the file with τ.
+        choice: λ; 0 until it is chosen.
+        pool: the members that the method needed.
+        merge_seconds: the seconds of merging, and of the measurements of a selector.
+        evaluations: how often the data that chooses λ ran through a model.
+        search_seconds: the seconds of the search for λ.
+        sweeps: the titles of its sweeps.
+        added: whether the method is θ + λτ instead of θ − λτ.
+        detail: fields of its row in `scores.json` that only a selector has.
+    """
+
+    patch: Path
+    choice: Choice
+    pool: Sequence[Training]
+    merge_seconds: float
+    evaluations: int = 0
+    search_seconds: float = 0.0
+    sweeps: tuple[str, ...] = ()
+    added: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """The factor of τ in θ − λτ: negative if τ is added."""
+        return -self.choice.scale if self.added else self.choice.scale
+
+
+def merge_pool(context: Context, pool: Sequence[Training]) -> dict[str, MergedMethod]:
+    """Merge the pool by every rule of the recipe; return the methods by title."""
+    recipe, store, keep = context.recipe, context.store, context.recipe.pool.keep
+    methods = [method for method in context.merge_methods if method.name not in SELECTORS]
+    members = [pool if m.subset is None else m.subset.of(pool) for m in methods]
+    steps: list[Merge] = []
+    for method, own in zip(methods, members, strict=True):
+        depends = [[step.key for step in own], method.name, method.options, recipe.buffers]
+        steps.append(
+            Merge(
+                identity(*depends, *rules.versions(method.name)),
+                store.base,
+                tuple(step.out for step in own) if keep else (),
+                method.name,
+                recipe.buffers,
+                store.patch(method.title),
+                method.options,
+                None if keep else context.accumulator,
+            )
+        )
+    done = context.run(f"merging by {len(steps)} rules", steps, unit="bytes")
+    return {
+        method.title: merged_method(context, method, own, merged.seconds)
+        for method, own, merged in zip(methods, members, done, strict=True)
+    }
+
+
+def merged_method(
+    context: Context, method: Method, pool: Sequence[Training], seconds: float, **more: Any
+) -> MergedMethod:
+    """Return a merged method whose λ is the recipe's `add`, or is not chosen yet."""
+    choice, added = Choice(method.add or 0.0, 0.0, edge=False), method.add is not None
+    patch = context.store.patch(method.title)
+    return MergedMethod(patch, choice, pool, seconds, added=added, **more)
+
+
+def merge_mean(
+    context: Context, title: str, depends: Sequence[object], members: Sequence[Training]
+) -> Done[int]:
+    """Write the patch of a selector: the mean of the members that it selected.
+
+    Args:
+        context: the run.
+        title: the title of the method.
+        depends: what the key of the patch is made from.
+        members: the selected members.
+    """
+    store, buffers = context.store, context.recipe.buffers
+    files = tuple(step.out for step in members)
+    key, out = identity(*depends, buffers), store.patch(title)
+    step = Merge(key, store.base, files, "uniform", buffers, out)
+    (done,) = context.run(f"{title}: merging", [step], unit="bytes")
+    return done

@@ -1,0 +1,188 @@
+"""The pipeline of a run: `unlearn` is the paper's algorithm, `run` calls it with a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from negmerge.errors import NegMergeError, OptionError
+from negmerge.merging.rules import rules
+from negmerge.rivals import rivals
+from negmerge.runs.checks import check_methods
+from negmerge.runs.context import Context, plugin_versions
+from negmerge.runs.executors import LocalProcesses, count_processes
+from negmerge.runs.merges import merge_pool
+from negmerge.runs.panels import draw_panels
+from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
+from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
+from negmerge.runs.rivals import train_rivals
+from negmerge.runs.scales import find_scales
+from negmerge.runs.scores import (
+    Models,
+    make_result,
+    measure_added,
+    score_models,
+    score_reference,
+)
+from negmerge.runs.store import Run, write_json
+from negmerge.runs.training_checks import check_trainings, memory_limit
+from negmerge.scenarios.base import Given, Scenario, identity
+from negmerge.support.files import sync_to_disk, write_file
+from negmerge.support.parallel import worker_count
+from negmerge.support.progress import Progress, make_progress
+from negmerge.support.terminal import print_warning
+from negmerge.vectors.apply import apply
+from negmerge.vectors.task_vector import TaskVector
+
+
+def unlearn(context: Context) -> Run:
+    """Make the original model forget, by NegMerge and by the methods it is compared with.
+
+    Each stage runs only the steps that are not done yet, and returns its results as values.
+    """
+    original, reference = plan_originals(context)
+    start_run(context)
+
+    # Train the original model θ on all data, and the reference without the forget set.
+    start = train_originals(context, original, reference)
+    reference_scores = score_reference(context, reference)
+
+    # Fine-tune the pool θ₁ … θₙ from θ on the forget set.
+    pool = fine_tune_pool(context, start)
+
+    # Merge the task vectors θ₁ − θ … θₙ − θ into one vector τ by each rule. The rule `consensus`
+    # keeps the elements that have the same sign in all of them, and sets the others to zero.
+    merged = merge_pool(context, pool)
+
+    # Find the strength λ: measure θ − λτ for a series of λ, and let the criterion choose one.
+    merged, members = find_scales(context, pool, merged, reference_scores)
+
+    # Train the rivals from θ, and score every model on the reported data.
+    trained_rivals = train_rivals(context, start, reference_scores)
+    models = Models(original, reference, pool, merged, members, trained_rivals)
+    scores = score_models(context, models)
+
+    # Write the unlearned model θ − λτ of the first method, the result and the manifest.
+    files = write_unlearned(context, models)
+    result = make_result(context, models, scores, measure_added(context, models))
+    write_json(context.store.scores, result.tree())
+    if context.illustrated:
+        files += draw_panels(context, models, scores)
+    files += files_of_steps(context, models)
+    context.store.finish(problem_hash(context.recipe, context.scenario), files)
+    return context.store
+
+
+def start_run(context: Context) -> None:
+    """Write the recipe; from here on the folder holds an unfinished run of this recipe."""
+    context.store.reopen()
+    write_file(context.store.recipe, context.recipe.dump().encode())
+
+
+def write_unlearned(context: Context, models: Models) -> list[Path]:
+    """Write the unlearned model of the first method; return its files."""
+    out, title = context.store.unlearned, context.recipe.methods[0].title
+    if title in models.rivals:
+        write_file(out, models.rivals[title].chosen.out.read_bytes())
+    else:
+        method = models.merged[title]
+        apply(models.original.out, -method.scale * TaskVector.load(method.patch), out)
+        sync_to_disk(out)
+    return [out, *context.scenario.export(out)]
+
+
+def files_of_steps(context: Context, models: Models) -> list[Path]:
+    """Return the recipe, the result, and the files that steps wrote."""
+    store = context.store
+    files = [store.recipe, store.scores, models.original.out, models.original.cost_file]
+    if models.merged:
+        files.append(store.journal_file)
+    if models.reference is not None:
+        files += [models.reference.out, models.reference.cost_file]
+    files += [step.cost_file for step in models.pool]
+    if context.recipe.pool.keep:
+        files += [step.out for step in models.pool]
+    for method in models.merged.values():
+        files += [method.patch, *map(store.sweep, method.sweeps)]
+    for step in (step for rival in models.rivals.values() for step in rival.steps):
+        files += [step.cost_file] if step.read_cost().failure else [step.cost_file, step.out]
+    return files
+
+
+def run(
+    recipe: Recipe | str | Path | None = None,
+    out: str | Path | None = None,
+    changes: Sequence[str] = (),
+    progress: Progress | None = None,
+    reuse_from: Sequence[Path] = (),
+) -> Run:
+    """Unlearn as a recipe says; an interrupted run in the same folder continues.
+
+    The work is done in processes, so a script must call `run` under
+    `if __name__ == "__main__":`.
+
+    Args:
+        recipe: a Recipe, a path or the name of a shipped recipe; the demo if not given.
+        out: the run directory; `runs/<name>` if not given.
+        changes: `key=value` changes of the recipe.
+        progress: shows how much is done; a bar on a terminal, or lines, if not given.
+        reuse_from: directories of other runs; models that they trained are used again.
+    """
+    if isinstance(recipe, Recipe):
+        if changes:
+            raise OptionError("changes: need the name or path of a recipe; got a Recipe")
+    else:
+        out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
+        recipe = load_recipe(recipe, changes)
+    store = Run("runs/recipe" if out is None else out, reuse_from).check_contents()
+    check_methods(recipe)
+    with ExitStack() as stack:
+        shown = stack.enter_context(make_progress()) if progress is None else progress
+        scenario = recipe.make_scenario(shown)
+        scenario.check()  # before anything is written
+        for note in scenario.describe().notes:
+            print_warning(note)  # before hours of work, not after
+        stack.enter_context(store.locked())
+        if finished(store, recipe, scenario):
+            store.clear_state()
+            return store
+        cores, gpus = worker_count(None), torch.cuda.device_count()
+        workers = count_processes(recipe.workers, cores, largest_stage(recipe), gpus)
+        check_trainings(recipe, scenario, memory_limit(workers, gpus))
+        make_scenario = partial(Recipe.make_scenario, recipe)
+        executor = LocalProcesses(make_scenario, workers, cores, recipe.feed_workers)
+        stack.enter_context(executor)
+        return unlearn(Context(recipe, scenario, store, executor, shown))
+
+
+def finished(store: Run, recipe: Recipe, scenario: Scenario) -> bool:
+    """Return whether a folder holds exactly this run, and the run is finished."""
+    if not store.finished_with(problem_hash(recipe, scenario)):
+        return False
+    try:
+        same = load_recipe(store.recipe).dump() == recipe.dump()
+    except NegMergeError:  # the recipe of a version that had other fields
+        return False
+    if same:
+        store.check_unchanged(store.unlearned)
+    return same
+
+
+def largest_stage(recipe: Recipe) -> int:
+    """Return the number of trainings of the largest stage: those of the pool, or of all rivals."""
+    tries = [recipe.search.tries if m.tune else 1 for m in recipe.methods if m.name in rivals]
+    merges = len(tries) < len(recipe.methods)
+    return max(len(recipe.pool.members()) if merges else 1, sum(tries))
+
+
+def problem_hash(recipe: Recipe, scenario: Scenario) -> str:
+    """Return a hash of what a run depends on beside its recipe: data, given weights, plug-ins."""
+    models = [scenario.original(), scenario.reference()]
+    digests = [model.digest() if isinstance(model, Given) else None for model in models]
+    names = [method.name for method in recipe.methods]
+    plugins = [*plugin_versions(recipe, scenario), *rules.versions(*names)]
+    return identity(scenario.scored_on, digests, *plugins, *rivals.versions(*names))

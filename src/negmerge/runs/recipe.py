@@ -1,0 +1,255 @@
+"""The recipe: all settings of a run, as checked data without code or import paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from negmerge.errors import FileError, NegMergeError, OptionError, printable, quoted
+from negmerge.evaluation.scales import Search
+from negmerge.merging.select import SELECTORS
+from negmerge.registry import unknown_name
+from negmerge.runs.methods import Method, Pool
+from negmerge.scenarios.settings import ScenarioSettings, Setup, scenarios
+from negmerge.support.parallel import MAX_WORKERS
+from negmerge.support.progress import Progress
+from negmerge.support.reading import MAX_YAML, parse_yaml, read_text
+from negmerge.support.settings import Natural, Strict, set_dotted
+
+if TYPE_CHECKING:
+    from negmerge.scenarios.base import Scenario
+
+RECIPES = Path(str(resources.files("negmerge") / "recipes"))
+DEFAULT = "demo"
+DEFAULT_SCENARIO = "classify"
+MESSAGES = {
+    "extra_forbidden": "there is no such field; the recipe.yaml of any run lists all fields",
+    "model_type": "has fields of its own; wanted a mapping, such as {FIELD: VALUE}",
+    "tuple_type": "wanted a list, such as [VALUE, VALUE]",
+}
+"""Messages that replace those of pydantic, by type of error."""
+RESERVED = ("original", "retrained", "image", "conflict")
+"""Names that files and figures of a run use; only the rule `conflict` may be called conflict."""
+LONGEST_KEY = 200
+"""The largest number of characters of a dotted key; no field has more."""
+MOST_METHODS = 1000
+LONGEST_TITLE = 100
+"""The largest number of characters of the title of a method; files are named after it."""
+MERGING = ("consensus", "uniform", "ties", "magmax", "single_best")
+
+
+class Recipe(Strict):
+    """The settings of a run.
+
+    In a file, and as arguments, the fields of the scenario are beside the common fields.
+
+    >>> Recipe(model={"name": "resnet18"}).settings.model.name
+    'resnet18'
+    """
+
+    title: str = ""
+    """The title of the page."""
+    seed: Natural = 0
+    """The seed of the splits and of all trainings."""
+    scenario: str = DEFAULT_SCENARIO
+    """The kind of data and model (`negmerge list scenarios`)."""
+    settings: ScenarioSettings = None  # pyright: ignore (set by the validator)
+    """The fields of the scenario."""
+    pool: Pool = Pool()
+    buffers: Literal["keep", "merge"] = "keep"
+    """BatchNorm statistics: those of the original model, or merged like weights."""
+    methods: Annotated[tuple[Method, ...], Field(max_length=MOST_METHODS)] = tuple(
+        Method(name=name) for name in MERGING
+    )
+    """The methods to compare; the first one makes the unlearned model."""
+    search: Search = Search()
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
+    """The number of processes, which share the cores."""
+    feed_workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] | None = None
+    """The number of further processes that decode and augment for each training; results do not
+    depend on it. None: as many as cores are left for a training on a GPU, none without a GPU."""
+    save_every: Annotated[float, Field(ge=0)] = 15.0
+    """The least seconds between two saves of a training in progress; more if saving would take over
+    1 % of the time, 0 for a save after every step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_fields(cls, tree: Any) -> Any:
+        """Move the fields of the scenario to `settings`."""
+        if not isinstance(tree, Mapping):
+            return tree
+        tree = {str(k): _given_fields(v) for k, v in tree.items()}
+        kind = tree.get("scenario")
+        if kind is None:
+            kind = "clip" if tree.get("clip") is not None else DEFAULT_SCENARIO
+        if not isinstance(kind, str):
+            raise PydanticCustomError("settings", "scenario: wanted a name")
+        scenario = scenarios.get(kind)
+        if "clip" in tree and tree["clip"] is None:  # as older versions wrote it
+            del tree["clip"]
+        tree = dict(scenario.defaults(tree))
+        given = tree.pop("settings", {})
+        if not isinstance(given, Mapping):
+            raise PydanticCustomError("settings", "settings: wanted the fields of the scenario")
+        common = {k: v for k, v in tree.items() if k in cls.model_fields}
+        own = {k: v for k, v in tree.items() if k not in cls.model_fields} | {**given}
+        try:
+            settings = scenario.model_validate(own)
+        except ValidationError as error:
+            mistake = {"text": first_mistake(error)}
+            raise PydanticCustomError("settings", "{text}", mistake) from None
+        return common | {"scenario": kind, "settings": settings}
+
+    @model_validator(mode="after")
+    def _check_titles(self) -> Recipe:
+        titles = [method.title for method in self.methods]
+        if not titles:
+            raise ValueError("methods: wanted at least one")
+        if len(set(titles)) < len(titles):
+            raise ValueError("methods: two have the same name; give one a label")
+        for title in titles:
+            if not title.replace("_", "").replace("-", "").isalnum() or not title.isascii():
+                raise ValueError(f"methods: {title!r} must be letters, digits, - and _")
+            if len(title) > LONGEST_TITLE:
+                raise ValueError(
+                    f"methods: {quoted(title, 40)} names files; wanted at most {LONGEST_TITLE} "
+                    "characters"
+                )
+        for method in self.methods:
+            own = method.title in RESERVED and method.title != method.name
+            if own or method.title.startswith("member-"):
+                raise ValueError(
+                    f"methods: the name {method.title!r} is reserved; use another label"
+                )
+            if not self.pool.keep and (method.name in SELECTORS or method.subset is not None):
+                raise ValueError(
+                    f"methods: {method.title} needs the members; set pool.keep to true, or leave "
+                    "it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_members(self) -> Recipe:
+        self.settings.check_members(self.pool.members())
+        return self
+
+    @field_serializer("settings")
+    def _dump_settings(self, settings: Any) -> Any:
+        return settings.model_dump(mode="json", by_alias=True)
+
+    @property
+    def criterion(self) -> str:
+        """The criterion that chooses λ."""
+        given = self.search.criterion
+        return self.settings.default_criterion if given is None else given
+
+    def make_scenario(self, progress: Progress | None = None) -> Scenario:
+        """Return the scenario of the recipe; it opens its data when they are first needed."""
+        uses_reported_data = self.settings.criterion(self.criterion).uses_reported_data
+        return self.settings.scenario(
+            Setup(self.seed, self.search.samples, uses_reported_data, progress)
+        )
+
+    def dump(self) -> str:
+        """Return the recipe as YAML, with all defaults."""
+        tree: dict[str, Any] = {}
+        for name, value in self.model_dump(mode="json", by_alias=True).items():
+            tree |= value if name == "settings" else {name: value}
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _given_fields(part: Any) -> Any:
+    """Return a part of a recipe as a tree, without defaults."""
+    return part.model_dump(exclude_unset=True, by_alias=True) if isinstance(part, Strict) else part
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the first error of a tree: the place, the problem, and what was found."""
+    first = error.errors()[0]
+    if first["type"] == "settings":
+        return first["msg"]
+    place = ".".join(str(part) for part in first["loc"]) or "the recipe"
+    got = first.get("input")
+    value = "" if isinstance(got, dict | list | tuple | Strict) else f", got {quoted(got)}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    message = MESSAGES.get(first["type"], first["msg"].removeprefix("Value error, "))
+    return f"{place}: {message}{value}{more}"
+
+
+def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and change some of its fields.
+
+    >>> load_recipe(changes=["seed=3", "pool.keep=true"]).seed
+    3
+
+    Args:
+        name: a path or the name of a shipped recipe; the demo if not given.
+        changes: `key=value` with a dotted key; the value is YAML.
+    """
+    where, tree = read_recipe(name)
+    before = deepcopy(tree)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key or len(key) > LONGEST_KEY:
+            raise OptionError(f"--set {quoted(change)}: wanted key=value")
+        try:
+            set_dotted(tree, key, parse_yaml(text, f"--set {printable(key)}"))
+        except FileError as error:
+            raise OptionError(f"{error}; {quoted(text)} is not a YAML value") from None
+    return _update_title(check_recipe(tree, where), before)
+
+
+def _update_title(recipe: Recipe, before: Mapping[str, Any]) -> Recipe:
+    """Update a title that ends with the name of the forgotten data set, if that has changed."""
+    data = before.get("data")
+    old = f"forgets {data['name']}" if isinstance(data, dict) and "name" in data else None
+    if old is None or recipe.title != before.get("title") or not recipe.title.endswith(old):
+        return recipe
+    settings: Any = recipe.settings
+    title = f"{recipe.title.removesuffix(old)}forgets {settings.data.name}"
+    return recipe.model_copy(update={"title": title})
+
+
+def read_recipe(name: str | Path | None) -> tuple[str, dict[str, Any]]:
+    """Return the name of a recipe for errors, and its tree."""
+    if name is None or (str(name) in shipped() and not Path(name).is_file()):
+        path = RECIPES / f"{name or DEFAULT}.yaml"
+        where = f"recipe {name or DEFAULT}"
+    else:
+        path, where = Path(name), str(name)
+    try:
+        text = read_text(path, MAX_YAML)
+    except FileError as error:
+        if os.path.lexists(path):
+            raise
+        raise FileError(f"{error}; {unknown_name('recipe', str(name), shipped())}") from None
+    tree = parse_yaml(text, where)
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise FileError(f"{where}: wanted a mapping of settings, got {type(tree).__name__}")
+    return where, tree
+
+
+def check_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
+    """Return the recipe of a tree; raise an error of one line if the tree is not valid."""
+    if "settings" in tree:  # a field for Python only
+        raise OptionError(f"{where}: settings: {MESSAGES['extra_forbidden']}")
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise OptionError(printable(f"{where}: {first_mistake(error)}")) from None
+    except NegMergeError as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def shipped() -> list[str]:
+    """Return the names of the recipes of the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -1,0 +1,130 @@
+"""The strength λ of every merged method: measure a sweep of λ, then choose by the criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from negmerge.evaluation.criteria import Reference, choose
+from negmerge.evaluation.scales import Search
+from negmerge.evaluation.search import read_rows
+from negmerge.merging.inputs import Buffers
+from negmerge.runs.context import Context
+from negmerge.runs.measurements import Sweep
+from negmerge.runs.merges import MergedMethod
+from negmerge.runs.selectors import MemberSweep, select_before_search, select_by_sweep
+from negmerge.runs.trainings import Training
+from negmerge.scenarios.base import identity
+from negmerge.support.files import file_digest
+
+
+def find_scales(
+    context: Context,
+    pool: Sequence[Training],
+    merged: Mapping[str, MergedMethod],
+    reference: Reference,
+) -> tuple[dict[str, MergedMethod], list[MemberSweep]]:
+    """Return every merged method with its λ, by title, and the sweeps of single members.
+
+    Args:
+        context: the run.
+        pool: the members.
+        merged: the methods that are merge rules, without λ.
+        reference: the scores of the retrained model, if there is one.
+    """
+    found = {**merged, **select_before_search(context, pool)}
+    by_sweep = [m.title for m in context.merge_methods if m.name == "single_best" and not m.add]
+    sweeps = [
+        plan_sweep(context, reference, title, method.patch)
+        for title, method in found.items()
+        if not method.added
+    ]
+    member_sweeps = plan_member_sweeps(context, reference, pool, decides=bool(by_sweep))
+    steps = [*sweeps, *member_sweeps]
+    done = context.run(f"searching λ in {len(steps)} sweeps", steps)
+    members: list[MemberSweep] = []
+    for step, swept in zip(steps, done, strict=True):
+        choice = choose(read_rows(step.out), context.criterion, reference)
+        if step.member_buffers is not None:
+            members.append(MemberSweep(step, swept, choice))
+            continue
+        method = found[step.title]
+        found[step.title] = replace(
+            method,
+            choice=choice,
+            evaluations=method.evaluations + swept.value,
+            search_seconds=swept.seconds,
+            sweeps=(step.title,),
+        )
+    for title in by_sweep:
+        found[title] = select_by_sweep(context, title, pool, members)
+    return found, members
+
+
+def plan_member_sweeps(
+    context: Context, reference: Reference, pool: Sequence[Training], decides: bool
+) -> list[Sweep]:
+    """Return a sweep of every single member, if `single_best` or the page needs them.
+
+    Args:
+        context: the run.
+        reference: the scores of the retrained model, if there is one.
+        pool: the members.
+        decides: whether `single_best` needs them; a coarse grid is enough for the page.
+    """
+    recipe = context.recipe
+    if not (decides or (context.illustrated and recipe.pool.keep)):
+        return []
+    search = recipe.search if decides else recipe.search.coarse()
+    return [
+        plan_sweep(context, reference, f"member-{step.key}", step.out, recipe.buffers, search)
+        for step in pool
+    ]
+
+
+def plan_sweep(
+    context: Context,
+    reference: Reference,
+    title: str,
+    vector: Path,
+    member_buffers: Buffers | None = None,
+    search: Search | None = None,
+) -> Sweep:
+    """Return a sweep with its key.
+
+    Args:
+        context: the run.
+        reference: the scores of the retrained model, if there is one.
+        title: the title of the method or member.
+        vector: a patch, or the model file of a pool member.
+        member_buffers: how to merge the buffers of a pool member; None for a patch.
+        search: the λ to measure; the recipe's if not given.
+    """
+    recipe, criterion = context.recipe, context.criterion
+    search = search or recipe.search
+    depends = [
+        search.grid(),
+        criterion.uses_reported_data,
+        search.samples,
+        recipe.seed,
+        member_buffers,
+    ]
+    if search.limit is not None:
+        depends += [search.limit, criterion.name, reference, criterion.limits]
+    if search.strategy != "grid":
+        depends += [search.strategy, criterion.name]
+    depends += context.plugin_versions
+    key = identity(file_digest(vector), depends, context.scenario.scored_on)
+    return Sweep(
+        key,
+        context.store.base,
+        vector,
+        member_buffers,
+        search,
+        criterion.name,
+        reference,
+        context.store.sweep(title),
+        # Two methods may have the same vector, and so the same key.
+        context.store.states / f"{identity(title, key)}.csv",
+    )

@@ -1,0 +1,131 @@
+"""The selectors of a run: `greedy` and `single_best` choose pool members by a measured loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from negmerge.evaluation.criteria import Choice
+from negmerge.merging.select import Greedy, single_best
+from negmerge.runs.context import Context
+from negmerge.runs.measurements import GreedySelection, MeanLoss, Sweep
+from negmerge.runs.merges import MergedMethod, merge_mean, merged_method
+from negmerge.runs.methods import Method
+from negmerge.runs.records import Done
+from negmerge.runs.trainings import Training
+from negmerge.scenarios.base import identity
+from negmerge.support.files import file_digest
+
+
+@dataclass(frozen=True)
+class MemberSweep:
+    """The λ sweep of a single pool member: the step, its result, the chosen λ."""
+
+    step: Sweep
+    done: Done[int]
+    choice: Choice
+
+
+def select_before_search(context: Context, pool: Sequence[Training]) -> dict[str, MergedMethod]:
+    """Return the selectors that choose members before λ is searched, by title."""
+    found: dict[str, MergedMethod] = {}
+    for method in context.merge_methods:
+        if method.name == "greedy":
+            found[method.title] = select_greedily(context, method, pool)
+        elif method.name == "single_best" and method.add is not None:
+            found[method.title] = select_to_add(context, method, method.add, pool)
+    return found
+
+
+def select_greedily(context: Context, method: Method, pool: Sequence[Training]) -> MergedMethod:
+    """Let members join the mean while the loss falls.
+
+    The loss is that of the retain set after forgetting, or of the forget set if τ is added.
+    """
+    greedy = Greedy(**method.options)
+    on, scale = ("retain", greedy.scale) if method.add is None else ("forget", -method.add)
+    steps, losses = measure_members(context, method.title, pool, scale, on)
+    key = identity("walk", greedy.order, [step.key for step in steps])
+    states = context.store.states
+    selection = GreedySelection(
+        key,
+        greedy,
+        tuple(steps),
+        tuple(done.value for done in losses),
+        states / f"{key}.json",
+        states / f"{identity(key, 'partial')}.json",
+    )
+    (done,) = context.run(f"{method.title}: joining members", [selection])
+    kept = [pool[position] for position in done.value]
+    detail = {"kept": [step.key for step in kept], "order": greedy.order}
+    measured = (2 * len(pool) - 1, sum(one.seconds for one in (*losses, done)))
+    return merge_selected(context, method, pool, kept, measured, detail)
+
+
+def select_to_add(
+    context: Context, method: Method, scale: float, pool: Sequence[Training]
+) -> MergedMethod:
+    """Select the member that has the lowest loss on the forget set when its τ is added."""
+    _, losses = measure_members(context, method.title, pool, -scale, "forget")
+    best = pool[single_best([done.value for done in losses])]
+    measured = (len(pool), sum(done.seconds for done in losses))
+    return merge_selected(context, method, pool, [best], measured, {"member": best.key})
+
+
+def select_by_sweep(
+    context: Context, title: str, pool: Sequence[Training], sweeps: Sequence[MemberSweep]
+) -> MergedMethod:
+    """Select the member that does best with its own λ: n × m evaluations."""
+    best = single_best([sweep.choice.loss for sweep in sweeps])
+    member = pool[best]
+    done = merge_mean(context, title, ["single best", member.key], [member])
+    return MergedMethod(
+        context.store.patch(title),
+        sweeps[best].choice,
+        pool,
+        done.seconds,
+        evaluations=sum(sweep.done.value for sweep in sweeps),
+        search_seconds=sum(sweep.done.seconds for sweep in sweeps),
+        sweeps=tuple(sweep.step.title for sweep in sweeps),
+        detail={"member": member.key, "settings": member.settings.model_dump(mode="json")},
+    )
+
+
+def merge_selected(
+    context: Context,
+    method: Method,
+    pool: Sequence[Training],
+    kept: Sequence[Training],
+    measured: tuple[int, float],
+    detail: dict[str, Any],
+) -> MergedMethod:
+    """Merge the members that a selector kept.
+
+    Args:
+        context: the run.
+        method: the selector.
+        pool: all members.
+        kept: the members to merge.
+        measured: the number of evaluations of the selector, and their seconds.
+        detail: fields of its row in `scores.json`.
+    """
+    evaluations, seconds = measured
+    done = merge_mean(context, method.title, [method.name, [step.key for step in kept]], kept)
+    seconds += done.seconds
+    return merged_method(context, method, pool, seconds, evaluations=evaluations, detail=detail)
+
+
+def measure_members(
+    context: Context, title: str, pool: Sequence[Training], scale: float, on: str
+) -> tuple[list[MeanLoss], list[Done[float]]]:
+    """Measure the loss of θ − λτ of every member on one set; return the steps and their results."""
+    base, buffers, states = context.store.base, context.recipe.buffers, context.store.states
+    content = [context.scenario.scored_on, context.recipe.search.samples, context.recipe.seed]
+    depends = [*content, buffers, on, scale, file_digest(base), *context.plugin_versions]
+    steps: list[MeanLoss] = []
+    for member in pool:
+        key = identity("mean loss", depends, file_digest(member.out))
+        out = states / f"{key}.json"
+        steps.append(MeanLoss(key, base, (member.out,), buffers, on, scale, out))
+    return steps, context.run(f"{title}: ranking {len(steps)} members", steps)

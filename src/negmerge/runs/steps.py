@@ -1,0 +1,91 @@
+"""The steps of a run: each has a key, an output file and a method that does the work.
+
+`context.py` runs steps. The three kinds differ in where `store.py` records that a step is done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from negmerge.runs.records import Cost, Done
+from negmerge.support.progress import Advance
+
+if TYPE_CHECKING:
+    from negmerge.scenarios.base import Scenario
+
+T = TypeVar("T")
+
+
+class Step(ABC, Generic[T]):
+    """A piece of work that a run does once.
+
+    Attributes:
+        key: a hash of everything the result depends on.
+        out: the file that holds the result.
+        in_main_process: whether the step runs in the main process instead of in the executor,
+            because it starts threads of its own.
+    """
+
+    key: str
+    out: Path
+    in_main_process: ClassVar[bool] = False
+
+    @abstractmethod
+    def size(self, scenario: Scenario) -> int:
+        """Return the amount of work, in the unit of the progress bar."""
+
+    @abstractmethod
+    def run(self, scenario: Scenario, advance: Advance) -> Done[T]:
+        """Do the work; call `advance` with each amount of work that is done."""
+
+
+class ModelStep(Step[Cost]):
+    """A step that makes a model; its cost is stored beside the model, where other runs find both.
+
+    Attributes:
+        trains: whether the step trains; if not, the model is a copy of given weights.
+    """
+
+    trains: bool
+
+    @property
+    def cost_file(self) -> Path:
+        """The file with the cost of the training."""
+        return self.out.with_suffix(".json")
+
+    @abstractmethod
+    def read_cost(self) -> Cost:
+        """Read the cost file."""
+
+    @abstractmethod
+    def find_cost(self) -> Cost | None:
+        """Return the cost if the model and the cost file were made by this step."""
+
+
+class FileStep(Step[int]):
+    """A step that writes a patch or a sweep and returns the number of evaluations it took.
+
+    `journal.json` records the hash of the file and the cost.
+    """
+
+    @property
+    def title(self) -> str:
+        """The title of the method or pool member."""
+        return self.out.stem
+
+    @property
+    def name(self) -> str:
+        """The name of the step in the journal, such as `patches/consensus`."""
+        return f"{self.out.parent.name}/{self.title}"
+
+
+class ValueStep(Step[T]):
+    """A step that returns a value; `.state` keeps the value until the run is finished.
+
+    Attributes:
+        value_type: the type of the value, as pydantic reads it from JSON.
+    """
+
+    value_type: ClassVar[Any]

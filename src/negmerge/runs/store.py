@@ -1,0 +1,307 @@
+"""The store of a run: which steps are done, what the result is, and the manifest of all files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from negmerge.errors import FileError, MismatchError
+from negmerge.runs.directory import DATA_FILE, PAGE_FILE, RunDirectory, remove_files
+from negmerge.runs.records import (
+    FORMAT,
+    Artefact,
+    Done,
+    Manifest,
+    Receipt,
+    Unit,
+    check_record,
+    read_record,
+)
+from negmerge.runs.result import RunResult
+from negmerge.runs.steps import FileStep, ModelStep, Step, T, ValueStep
+from negmerge.support.files import file_digest, link_or_copy, write_file
+from negmerge.support.parallel import worker_count
+from negmerge.support.reading import is_file, read_json
+
+MEASURE_AGAIN = "remove it and run again: it is measured again"
+RESTORE = "put it back from a copy, or run again in another folder"
+"""The remedy for a damaged file of a finished run."""
+PAGE_FILES = ("report/index.html", "report/tables/")
+"""The files that `report` writes, and may replace."""
+
+
+class Run(RunDirectory):
+    """A run, finished or not.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Run(folder).finished
+    False
+
+    Args:
+        folder: the run directory.
+        reuse_from: directories of other runs; models that they trained are used again.
+    """
+
+    def __init__(self, folder: str | Path, reuse_from: Sequence[Path] = ()) -> None:
+        super().__init__(folder)
+        self.reuse_from = reuse_from
+
+    @cached_property
+    def result(self) -> RunResult:
+        """The content of `scores.json`."""
+        return read_record(self.scores, RunResult, RESTORE)
+
+    # -------------------------------------------------------------------------------------- steps
+
+    @cached_property
+    def journal(self) -> dict[str, Unit]:
+        """The finished merges and sweeps: their keys, hashes and costs."""
+        if not self.journal_file.exists():
+            return {}
+        remedy = "remove it and run again: merges and sweeps are made again"
+        return read_record(self.journal_file, dict[str, Unit], remedy)
+
+    def find(self, step: Step[T]) -> Done[T] | None:
+        """Return the result of a step if the step is done."""
+        done: Done[Any] | None = None
+        if isinstance(step, ModelStep):
+            cost = step.find_cost()
+            if cost is not None and cost.sha256 in (None, _digest_of_model(step)):
+                done = Done(cost, cost.seconds)
+        elif isinstance(step, FileStep):
+            unit = self.journal.get(step.name)
+            if unit is not None and unit.id == step.key and step.out.is_file():
+                same = unit.sha256 == file_digest(step.out)
+                done = Done(unit.evaluations, unit.seconds) if same else None
+        elif isinstance(step, ValueStep) and step.out.exists():
+            receipt = read_record(step.out, Receipt, MEASURE_AGAIN, infinite=True)
+            value = check_record(receipt.value, step.value_type, step.out, MEASURE_AGAIN)
+            done = Done(value, receipt.seconds)
+        return done
+
+    def mark_done(self, step: Step[Any], done: Done[Any]) -> Done[Any]:
+        """Record that a step is done, and return what `find` will return.
+
+        A model step has recorded all but the hash of its model.
+        """
+        if isinstance(step, ModelStep):
+            if (digest := _digest_of_model(step)) is not None:
+                cost = step.read_cost().model_copy(update={"sha256": digest})
+                write_json(step.cost_file, cost.model_dump(exclude_unset=True))
+                return Done(cost, done.seconds)
+        elif isinstance(step, FileStep):
+            cost = {"seconds": done.seconds, "evaluations": done.value}
+            self.journal[step.name] = Unit(id=step.key, sha256=file_digest(step.out), **cost)
+            units = {name: unit.model_dump() for name, unit in self.journal.items()}
+            write_json(self.journal_file, units)
+        elif isinstance(step, ValueStep):
+            receipt = {"id": step.key, "seconds": done.seconds}
+            receipt["value"] = to_jsonable_python(done.value, inf_nan_mode="constants")
+            write_file(step.out, json.dumps(receipt).encode())
+        return done
+
+    def reuse(self, step: Step[Any]) -> Done[Any] | None:
+        """Take the model of a step, and its cost, from another run that has done the step."""
+        if not isinstance(step, ModelStep) or not step.trains:
+            return None
+        place = step.out.relative_to(self.folder)
+        for folder in self.reuse_from:
+            other: ModelStep = replace(step, out=folder / place)  # pyright: ignore (a dataclass)
+            # A link there could lead to any file.
+            own = other.out.parent.resolve() == folder.resolve() / place.parent
+            linked = other.out.is_symlink() or other.cost_file.is_symlink()
+            if own and not linked and other.find_cost() is not None and other.out.exists():
+                link_or_copy(other.cost_file, step.cost_file)
+                link_or_copy(other.out, step.out)
+                return self.find(step)
+        return None
+
+    # ------------------------------------------------------------------------------- the manifest
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a manifest, which is written last."""
+        return self.manifest.exists()
+
+    def finished_with(self, problem: str) -> bool:
+        """Return whether the run is finished with this recipe file and this problem.
+
+        Args:
+            problem: the hash of what the result depends on beside the recipe.
+        """
+        if not (self.finished and self.recipe.is_file()):
+            return False
+        manifest = self.read_manifest()
+        recipe = manifest.files.get(self.recipe.name)
+        unchanged = recipe is not None and recipe.sha256 == file_digest(self.recipe)
+        return manifest.problem == problem and unchanged
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the run is finished and has a page."""
+        return self.finished and PAGE_FILES[0] in self.read_manifest().files and self.page.is_file()
+
+    def finish(self, problem: str, artefacts: Collection[Path]) -> None:
+        """Write the manifest, then remove the state of work in progress.
+
+        Patches and sweeps of an earlier recipe are removed; its models stay, but the manifest does
+        not list them. Files that the journal does not list stay too.
+
+        Args:
+            problem: the hash of what the result depends on beside the recipe.
+            artefacts: all files of this run.
+        """
+        for path in {*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")} - {*artefacts}:
+            made = self.journal.get(f"{path.parent.name}/{path.stem}")
+            if made is not None and path.is_file() and made.sha256 == file_digest(path):
+                path.unlink()
+        files = self._entries(artefacts)
+        hashes = {"problem": problem, "result": self._result_hash(files)}
+        self._write_manifest(Manifest(format=FORMAT, **hashes, versions=versions(), files=files))
+        self.clear_state()
+
+    def reopen(self) -> None:
+        """Remove the manifest, and the page with its data; other files beside them stay."""
+        tables = self.unchanged_tables()
+        self.manifest.unlink(missing_ok=True)
+        for path in tables:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder does not exist, or is not empty
+            self.tables.rmdir()
+        remove_files(self.data, DATA_FILE)
+        remove_files(self.page.parent, PAGE_FILE)
+
+    def read_manifest(self) -> Manifest:
+        """Read the manifest."""
+        return read_record(self.manifest, Manifest, RESTORE)
+
+    def list_page_files(self, paths: Collection[Path]) -> None:
+        """List the files of the page in the manifest; the hash of the result does not change."""
+        manifest = self.read_manifest()
+        others = {k: v for k, v in manifest.files.items() if not k.startswith(PAGE_FILES)}
+        files = dict(sorted((others | self._entries(paths)).items()))
+        self._write_manifest(manifest.model_copy(update={"files": files}))
+
+    def unchanged_tables(self) -> list[Path]:
+        """Return the tables of the page that the manifest lists and that are unchanged."""
+        files = self.read_manifest().files if self.finished else {}
+        tables = [
+            (self.path_in_run(k), v.sha256) for k, v in files.items() if k.startswith(PAGE_FILES[1])
+        ]
+        return [path for path, sha in tables if path.is_file() and sha == file_digest(path)]
+
+    def check_unchanged(self, path: Path) -> None:
+        """Raise unless a file of a finished run is there and has the hash of the manifest."""
+        entry = self.read_manifest().files.get(path.relative_to(self.folder).as_posix())
+        if entry is None:
+            raise MismatchError(f"{path}: the manifest does not list it; {RESTORE}")
+        if not is_file(path):
+            raise MismatchError(f"{path}: is missing; the manifest lists it; {RESTORE}")
+        if (found := file_digest(path)) != entry.sha256:
+            raise MismatchError(
+                f"{path}: has changed: sha256 {found}, the manifest says {entry.sha256}; {RESTORE}"
+            )
+
+    def verify(self) -> int:
+        """Recompute every hash of the manifest; return the number of files."""
+        manifest = self.read_manifest()
+        for name in manifest.files:
+            self.check_unchanged(self.path_in_run(name))
+        if self._result_hash(manifest.files) != manifest.result:
+            raise MismatchError(f"{self.manifest}: the hash of the result does not fit the files")
+        return len(manifest.files)
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        write_json(self.manifest, manifest.model_dump())
+
+    def _entries(self, paths: Collection[Path]) -> dict[str, Artefact]:
+        return {
+            path.relative_to(self.folder).as_posix(): Artefact(
+                bytes=path.stat().st_size, sha256=file_digest(path)
+            )
+            for path in sorted(paths)
+        }
+
+    def _result_hash(self, files: Mapping[str, Artefact]) -> str:
+        """Return one hash of everything that a repeated run reproduces: all but the times."""
+        digest = hashlib.sha256()
+        for name, entry in sorted(files.items()):
+            if name.endswith((".safetensors", ".csv", ".yaml")) and not name.startswith("report/"):
+                digest.update(f"{name} {entry.sha256}\n".encode())
+        scores = json.dumps(without_seconds(read_json(self.scores)), sort_keys=True)
+        digest.update(scores.encode())
+        return digest.hexdigest()
+
+
+def open_run(path: Path) -> Run:
+    """Open the run of a folder, finished or not; raise if there is none."""
+    if not is_run(path):
+        raise FileError(f"{path}: is not a run, it has no recipe.yaml; name a run directory")
+    return Run(path).check_contents()
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a path is a run directory, of a finished run or not.
+
+    >>> is_run(Path("x" * 5000))
+    False
+    """
+    return is_file(path / "recipe.yaml")
+
+
+def without_seconds(tree: Any) -> Any:
+    """Return a tree of JSON values without the measured times.
+
+    >>> without_seconds({"seconds": 1.0, "methods": [{"seconds": 2.0, "mia": 3.0}]})
+    {'methods': [{'mia': 3.0}]}
+    """
+    if isinstance(tree, dict):
+        return {k: without_seconds(v) for k, v in tree.items() if not k.startswith("seconds")}
+    return [without_seconds(v) for v in tree] if isinstance(tree, list) else tree
+
+
+DEPENDENCIES = (
+    "negmerge", "datasets", "numba", "numpy", "open_clip_torch", "pillow", "scikit-learn", "torch",
+    "torchvision",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Return the versions and the number of cores, on which a result may depend."""
+    found = {"python": python_version(), "cores": str(worker_count(None))}
+    return found | {name: version(name) for name in DEPENDENCIES}
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write indented JSON atomically; NaN and infinity are refused."""
+    write_file(path, (json.dumps(tree, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _digest_of_model(step: ModelStep) -> str | None:
+    """Return the hash of the model that a step made; None if it made none."""
+    if not step.out.is_file():
+        return None
+    found = step.out.stat()
+    return _digest(step.out, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=10_000)
+def _digest(path: Path, *state: int) -> str:
+    """Return the hash of a file; a stage asks for each model several times.
+
+    Args:
+        path: the file.
+        state: what changes when the file does.
+    """
+    return file_digest(path)

@@ -1,0 +1,156 @@
+"""The step that trains a model: the original, the retrained model or a pool member.
+
+The key of a training is a hash of everything that the weights depend on. A model file with that key
+is the result of the training, whichever run made it. A training in progress keeps its state in a
+file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from negmerge.errors import FileError, NegMergeError
+from negmerge.runs.records import Cost, Done, read_record
+from negmerge.runs.steps import Advance, ModelStep
+from negmerge.scenarios.base import Scenario, TrainingSet, identity
+from negmerge.scenarios.settings import scenarios
+from negmerge.support.files import write_file
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import VERSION as LOOP
+from negmerge.training.loop import Trained
+from negmerge.training.seeds import seed_of
+from negmerge.training.weights import metadata_of, save_model
+
+
+class Start(NamedTuple):
+    """The weights that a training starts from, and their key."""
+
+    weights: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class Training(ModelStep):
+    """A training.
+
+    Args:
+        key: the key of the step.
+        title: the title of the model.
+        on: the names of the sets to train on.
+        settings: the hyper-parameters.
+        seed: the seed of all random numbers.
+        start: the weights to start from; None for fresh weights.
+        out: the model file; the cost is written beside it.
+        state: the file that keeps the training while it runs.
+        trains: False if the result is a copy of `start`.
+        save_every: the least seconds between two saves of the state; see `StateSaver`.
+    """
+
+    key: str
+    title: str
+    on: tuple[TrainingSet, ...]
+    settings: HyperParameters
+    seed: int
+    start: Path | None
+    out: Path
+    state: Path
+    trains: bool = True
+    save_every: float = 15.0
+
+    def find_cost(self) -> Cost | None:
+        """Return the cost if the model and the cost file were made by this training."""
+        if not (self.out.exists() and self.cost_file.exists()):
+            return None
+        try:
+            cost = self.read_cost()
+            same = metadata_of(self.out).get("id") == self.key
+        except (FileError, ValueError):
+            return None
+        return cost if same and cost.id == self.key else None
+
+    def read_cost(self) -> Cost:
+        """Read the cost of the training."""
+        return read_record(self.cost_file, Cost, "remove it and run again")
+
+    def samples(self, scenario: Scenario) -> int:
+        """Return the number of samples that a training with these settings processes."""
+        return sum(scenario.work(name, self.settings) for name in self.on)
+
+    def size(self, scenario: Scenario) -> int:
+        """Return the number of samples to process; 0 if the weights are given."""
+        return self.samples(scenario) if self.trains else 0
+
+    def train(self, scenario: Scenario, network: nn.Module, advance: Advance) -> Trained:
+        """Train the network in place."""
+        (name,) = self.on
+        return scenario.train(
+            network,
+            name,
+            self.settings,
+            self.seed,
+            state=self.state,
+            save_every=self.save_every,
+            advance=advance,
+        )
+
+    def metadata(self, network: nn.Module) -> dict[str, Any]:
+        """Return the metadata of the model file."""
+        return {"id": self.key, "title": self.title, "settings": self.settings.content()}
+
+    def run(self, scenario: Scenario, advance: Advance) -> Done[Cost]:
+        """Train, or continue a training; write the cost, then the model; remove the state."""
+        network = scenario.model(self.start, self.seed)
+        trained = Trained(0, 0.0, 0.0)
+        if self.trains:
+            try:
+                trained = self.train(scenario, network, advance)
+            except NegMergeError as error:
+                raise type(error)(f"{self.title}: {error}") from None
+        metadata = self.metadata(network)
+        self.write_cost(metadata | vars(trained))
+        save_model(self.out, network, metadata)
+        self.state.unlink(missing_ok=True)
+        return Done(self.read_cost(), trained.seconds)
+
+    def write_cost(self, cost: Mapping[str, Any]) -> None:
+        """Write the cost of the training."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.cost_file, json.dumps(cost, indent=1).encode())
+
+
+def make_training(
+    scenario: Scenario,
+    title: str,
+    on: TrainingSet,
+    settings: HyperParameters,
+    out: Callable[[str], Path],
+    states: Path,
+    start: Start | None = None,
+    save_every: float = 15.0,
+) -> Training:
+    """Return a training with its key and seed.
+
+    Args:
+        scenario: the data and the model.
+        title: the title of the model.
+        on: the name of the set to train on.
+        settings: the hyper-parameters.
+        out: returns the model file for a key.
+        states: the folder for the states of trainings in progress.
+        start: the weights to start from; None for fresh weights.
+        save_every: the least seconds between two saves of the state; see `StateSaver`.
+    """
+    start_key = None if start is None else start.key
+    depends = [scenario.identity, on, settings.content(), start_key]
+    seed = seed_of("training", scenario.seed, identity(*depends))
+    versions = [*scenarios.versions(scenario.settings.kind), *scenario.plugin_versions]
+    key = identity(*depends, *versions, seed, LOOP)
+    weights = None if start is None else start.weights
+    files = (weights, out(key), states / key)
+    return Training(key, title, (on,), settings, seed, *files, save_every=save_every)

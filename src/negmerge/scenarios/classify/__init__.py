@@ -1,0 +1,1 @@
+"""An image classifier forgets records or a class of its training data."""

@@ -1,0 +1,191 @@
+"""The classify scenario: an image classifier forgets records or a class of its training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from negmerge.errors import FileError, OptionError
+from negmerge.scenarios.base import Given, ToTrain, TrainingSet, Use
+from negmerge.scenarios.classify.settings import ClassifySettings
+from negmerge.scenarios.images import ClassifierScenario
+from negmerge.scenarios.settings import Description, Setup
+from negmerge.support.files import file_digest
+from negmerge.training.feeds import Feed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.layers import channels_last, final_linear
+from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
+from negmerge.training.weights import load_model
+from negmerge.vision.datasets import Images, Source, load, resolve
+from negmerge.vision.feed import ImageFeed
+from negmerge.vision.networks import create, models
+from negmerge.vision.splits import SearchParts, Splits, divide_for_search, make_splits
+
+
+class Classify(ClassifierScenario):
+    """An image classifier and its data, which is opened on first use."""
+
+    def __init__(self, settings: ClassifySettings, setup: Setup) -> None:
+        super().__init__(settings, setup)
+        self.settings = settings
+
+    def check(self) -> None:
+        """Raise if the data, the model or the files of the recipe cannot be used."""
+        settings = self.settings
+        models.get(settings.model.name)
+        given = {
+            "model.weights": settings.model.weights,
+            "model.init": settings.model.init,
+            "retrain.weights": settings.retrain and settings.retrain.weights,
+        }
+        for field, path in given.items():
+            if path is not None and not path.is_file():
+                raise FileError(f"{path}: no such file; wanted a .safetensors file for {field}")
+        self.splits  # noqa: B018 (opens the data and cuts it)
+        self.check_shown_classes()
+        network = self.model(settings.model.weights)
+        shape = (2, self.source.channels, self.source.size, self.source.size)
+        try:
+            with torch.inference_mode():
+                device = next(network.parameters()).device
+                network.eval()(torch.zeros(shape, device=device))
+        except RuntimeError as error:
+            raise OptionError(
+                f"model.name: {settings.model.name!r} does not take images of "
+                f"{self.source.size} pixels: {error}; set data.size"
+            ) from None
+
+    # ----------------------------------------------------------------------------------------- data
+
+    @cached_property
+    def source(self) -> Source:
+        """Where the data is, and the format of its images."""
+        return resolve(self.settings.data.name, **self.settings.data.given())
+
+    @cached_property
+    def images(self) -> tuple[Images, Images]:
+        """Training and test images."""
+        data = self.settings.data
+        options: dict[str, Any] = {"root": data.root, "revision": data.revision}
+        options["progress"] = self.progress
+        return load(self.source, "train", **options), load(self.source, "test", **options)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The positions of the samples of each set."""
+        split, limit = self.settings.split, self.settings.data.limit
+        return make_splits(
+            *self.images, split.forget, split.validation, self.seed, (limit.train, limit.test)
+        )
+
+    @cached_property
+    def parts(self) -> SearchParts:
+        """The positions of the samples that choose λ and of those that are reported."""
+        return divide_for_search(self.splits, self.samples, self.seed)
+
+    def train_set(self, name: TrainingSet) -> Feed:
+        """The images of a set, for training."""
+        where = getattr(self.splits, name)
+        return ImageFeed(self.images[0], where, self.source.crop, self.source.flip)
+
+    def eval_sets(self, use: Use) -> dict[str, Feed]:
+        """The images that choose λ, or those that are reported, by set."""
+        splits, parts = self.splits, self.parts
+        train, test = self.images
+        if use == "choose" and not self.uses_reported_data:
+            held_out = test if parts.holdout_from == "test" else train
+            last = {"holdout": ImageFeed(held_out, parts.holdout)}
+            retain, forget = parts.retain, parts.forget
+        elif self.uses_reported_data:
+            last = {"test": ImageFeed(test, splits.test)}
+            retain, forget = splits.retain, splits.forget
+        else:
+            last = {"test": ImageFeed(test, parts.report_test)}
+            retain, forget = parts.report_retain, parts.report_forget
+        return {"retain": ImageFeed(train, retain), "forget": ImageFeed(train, forget), **last}
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The class names in the order of the labels."""
+        return self.images[0].classes
+
+    # --------------------------------------------------------------------------------------- models
+
+    def model(self, weights: Path | None = None, seed: int = 0) -> nn.Module:
+        """The network with the weights of a file, of `model.init`, or with random weights."""
+        source, model = self.source, self.settings.model
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        with fork_random_state():
+            seed_torch(seed_of("weights", seed))
+            channels = (source.channels, source.mean, source.std)
+            network = create(model.name, len(self.class_names), *channels)
+        if weights is not None:
+            load_model(weights, network)
+        elif model.init is not None:
+            load_model(model.init, network, new_head=final_linear(network)[0])
+        return channels_last(network.to(device))
+
+    def original(self) -> ToTrain | Given:
+        """A file, or a model trained on retain ∪ forget."""
+        if self.settings.model.weights is not None:
+            return Given(self.settings.model.weights, on="train")
+        train = self.settings.train
+        remedy = (
+            f"{train.epochs} epochs are the default: set train.epochs, or give a trained model as "
+            "model.weights"
+        )
+        return ToTrain("train", train, None if "epochs" in train.model_fields_set else remedy)
+
+    def reference(self) -> ToTrain | Given | None:
+        """A file, or a model trained on the retain set; None if the recipe turns it off."""
+        retrain = self.settings.retrain
+        if retrain is None:
+            return None
+        if retrain.weights is not None:
+            return Given(retrain.weights, on="retain")
+        asked = "retrain" in self.settings.model_fields_set or self.uses_reported_data
+        remedy = "the recipe does not mention it: `retrain: null` skips it, and Avg. Gap with it"
+        return ToTrain("retain", self.settings.train, None if asked else remedy)
+
+    @property
+    def training(self) -> HyperParameters:
+        """How the original is trained."""
+        return self.settings.train
+
+    @property
+    def plugin_versions(self) -> list[str]:
+        """The version of the plug-in that defines the network, if one does."""
+        return models.versions(self.settings.model.name)
+
+    @property
+    def identity(self) -> list[Any]:
+        """What every trained model depends on beside its hyper-parameters."""
+        data = [images.fingerprint for images in self.images]
+        source, model = self.source, self.settings.model
+        seen = [source.mean, source.std, source.crop, source.flip, self.class_names]
+        start = None if model.init is None else file_digest(model.init)
+        return [data, seen, self.splits.fingerprint, model.name, start]
+
+    def describe(self) -> Description:
+        """The sizes of all sets."""
+        splits, parts = self.splits, self.parts
+        sets = ("retain", "forget", "validation", "test")
+        chosen_on = {"retain": len(parts.retain), "forget": len(parts.forget)}
+        chosen_on[f"holdout ({parts.holdout_from})"] = len(parts.holdout)
+        number, names = splits.forgotten_class, self.class_names
+        return Description(
+            data=self.source.name,
+            classes=len(names),
+            forgotten_class=None if number is None else names[number],
+            sizes={name: len(getattr(splits, name)) for name in sets},
+            looked=self.uses_reported_data or parts.shared,
+            chosen_on="the reported data" if self.uses_reported_data else chosen_on,
+            fingerprint=splits.fingerprint,
+            labels=np.bincount(self.images[0].labels[splits.forget]).tolist(),
+        )

@@ -1,0 +1,122 @@
+"""The fields of a recipe with `scenario: classify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import model_validator
+
+from negmerge.errors import OptionError
+from negmerge.evaluation.criteria import Criterion
+from negmerge.scenarios.image_settings import ImageSettings
+from negmerge.scenarios.settings import Description, Setup, scenarios
+from negmerge.support.settings import File, NameOrPath, Strict
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.vision.settings import Data, Split
+
+if TYPE_CHECKING:
+    from negmerge.scenarios.base import Scenario
+    from negmerge.scenarios.workload import Workload
+
+
+class Network(Strict):
+    """The network and its weights."""
+
+    name: NameOrPath = "resnet_small"
+    """The architecture (`negmerge list models`)."""
+    weights: File | None = None
+    """The file of the original model; if None, the run trains it."""
+    init: File | None = None
+    """Weights that training starts from; a final layer of another size starts at random."""
+
+
+class Retrain(Strict):
+    """The reference model, which never saw the forget set."""
+
+    weights: File | None = None
+    """The file of a retrained model; if None, the run trains it."""
+
+
+class ClassifySettings(ImageSettings):
+    """The fields of a recipe with `scenario: classify`."""
+
+    kind = "classify"
+    summary = "an image classifier forgets records or a class of its training data"
+    rivals = True
+    retrainable = True
+
+    data: Data = Data()
+    split: Split = Split()
+    model: Network = Network()
+    train: HyperParameters = HyperParameters()
+    retrain: Retrain | None = Retrain()
+
+    @model_validator(mode="after")
+    def _fits(self) -> ClassifySettings:
+        if self.data.words is not None:
+            raise ValueError("data.words: only CLIP models have prompts; remove this field")
+        return self
+
+    @property
+    def default_criterion(self) -> str:
+        """`keep_retain` for a whole class, of which there are no held-out samples."""
+        forget = self.split.forget
+        whole = forget.class_ is not None and forget.count is None
+        return "keep_retain" if whole else "match_holdout"
+
+    def check_criterion(self, criterion: Criterion) -> None:
+        """Raise if the criterion needs the retrained model and the recipe turns it off."""
+        if criterion.needs == "retrain" and self.retrain is None:
+            raise OptionError(
+                f"search.criterion: {criterion.name} needs the retrained model, but retrain is "
+                "null; remove `retrain: null` or use another criterion"
+            )
+
+    def forgotten(self, about: Description) -> str:
+        """A description of the forget set.
+
+        >>> sizes = {"forget": 100, "retain": 900}
+        >>> ClassifySettings().forgotten(Description(data="cifar10", sizes=sizes, chosen_on={}))
+        '100 of the 1,000 training records of cifar10 (10.0 %)'
+        """
+        count, data = about.sizes["forget"], about.data
+        if about.forgotten_class is not None:
+            return f"the class “{about.forgotten_class}” of {data}, {count:,} training records"
+        if "retain" not in about.sizes:  # a run of nm.unlearn by version 1
+            return super().forgotten(about)
+        total = count + about.sizes["retain"]
+        share = f"({100 * count / total:.1f} %)"
+        return f"{count:,} of the {total:,} training records of {data} {share}"
+
+    def retraining(self, sizes: Mapping[str, int]) -> int | None:
+        """The samples of the training of the recipe; None if the original is a file."""
+        return None if self.model.weights is not None else self.train.epochs * sizes["retain"]
+
+    def data_names(self) -> list[str]:
+        """The data set."""
+        return [self.data.name]
+
+    def facts(self) -> dict[str, str]:
+        """The training of the original, the number of images, and whether some are held out."""
+        train, limit = self.train, self.data.limit.train
+        return {
+            "images": "all" if limit is None else f"{limit:,}",
+            "training": f"{train.epochs} epochs at {train.lr:g}, {train.schedule}",
+            "validation": "it is" if self.split.validation else "it is not",
+        }
+
+    def workload(self, setup: Setup) -> Workload:
+        """Imports torch."""
+        from negmerge.scenarios.classify.workload import workload
+
+        return workload(self, setup)
+
+    def scenario(self, setup: Setup) -> Scenario:
+        """Imports torch."""
+        from negmerge.scenarios.classify.scenario import Classify
+
+        return Classify(self, setup)
+
+
+scenarios.register(ClassifySettings.kind, ClassifySettings)

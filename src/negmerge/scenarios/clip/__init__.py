@@ -1,0 +1,1 @@
+"""A CLIP model forgets one data set and keeps another: models, heads, prompts, linearisation."""

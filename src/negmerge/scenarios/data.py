@@ -1,0 +1,127 @@
+"""Scenarios whose data is divided into sets of samples."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Unpack
+
+from torch import nn
+
+from negmerge.errors import OptionError
+from negmerge.evaluation.metrics import Metric, observable
+from negmerge.evaluation.observations import Columns
+from negmerge.evaluation.passes import observe_all, observe_set
+from negmerge.evaluation.scores import Scores, histograms, score
+from negmerge.evaluation.search import Advance, Evaluator, InPlace
+from negmerge.scenarios.base import Scenario, TrainingOptions, TrainingSet, Use
+from negmerge.training.feeds import Batch, CachedFeed, Feed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Objective, Trained, train
+from negmerge.vectors.task_vector import TaskVector
+
+
+class DataScenario(Scenario):
+    """A scenario that defines sets of samples, a loss and the observations of a sample.
+
+    Class attributes:
+        columns: the columns that it can observe; every metric that needs no others is measured.
+            The selector `greedy` needs `loss`.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def train_set(self, name: TrainingSet) -> Feed:
+        """The samples of a set, for training."""
+
+    @abstractmethod
+    def eval_sets(self, use: Use) -> Mapping[str, Feed]:
+        """The sets that choose λ, or the sets that are reported, by name."""
+
+    @abstractmethod
+    def loss(self, settings: HyperParameters) -> Objective:
+        """The loss that training minimises."""
+
+    @abstractmethod
+    def observe(self, model: nn.Module, name: str, batch: Batch, columns: Sequence[str]) -> Columns:
+        """Return columns with one value per sample; raise if outputs are not finite."""
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Every metric that can be computed from the columns."""
+        return observable(self.columns, self.settings.order)
+
+    def work(self, on: TrainingSet, settings: HyperParameters) -> int:
+        """The number of samples that a training processes."""
+        return settings.epochs * len(self.train_set(on))
+
+    def size(self, use: Use) -> int:
+        """The number of samples in one measurement."""
+        return sum(len(feed) for feed in self.eval_sets(use).values())
+
+    def train(
+        self,
+        model: nn.Module,
+        on: TrainingSet,
+        settings: HyperParameters,
+        seed: int,
+        **options: Unpack[TrainingOptions],
+    ) -> Trained:
+        """Train a model in place."""
+        feed, objective = self.train_set(on), self.loss(settings)
+        return train(model, feed, settings, seed, objective=objective, **options)
+
+    def measure(self, model: nn.Module, use: Use, advance: Advance = lambda count: None) -> Scores:
+        """Measure a model on the sets that choose λ or on those that are reported."""
+        return self.measure_on(self.eval_sets(use), model, advance, histogram=use == "report")
+
+    def measure_on(
+        self,
+        feeds: Mapping[str, Feed],
+        model: nn.Module,
+        advance: Advance = lambda count: None,
+        histogram: bool = False,
+    ) -> Scores:
+        """Measure a model on some sets.
+
+        Args:
+            feeds: the sets, by name.
+            model: the model.
+            advance: called with the number of samples after each batch.
+            histogram: whether the scores have the histograms of the page.
+        """
+        wanted = [m for m in self.metrics if feeds.keys() >= {*m.sets}]
+        columns = sorted({column for metric in wanted for column in metric.columns})
+        found = observe_all(partial(self.observe, columns=columns), model, feeds, advance)
+        scores = score(found, self.metrics)
+        return replace(scores, bins=histograms(found, self.metrics)) if histogram else scores
+
+    def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
+        """Return an object that measures θ − λτ at any λ, on the sets that choose λ."""
+        feeds = {name: CachedFeed(feed) for name, feed in self.eval_sets("choose").items()}
+        return InPlace(model, tau, lambda own, advance: self.measure_on(feeds, own, advance))
+
+    def mean_loss(
+        self, model: nn.Module, name: str, feed: Feed, advance: Advance = lambda count: None
+    ) -> float:
+        """The mean loss on a set; the selector `greedy` ranks members by it."""
+        observe = partial(self.observe, columns=("loss",))
+        return float(observe_set(observe, model, name, feed, advance)["loss"].mean())
+
+
+def require_sets(scenario: Scenario, what: str) -> DataScenario:
+    """Return the scenario if it has sets of samples, and raise if not.
+
+    Args:
+        scenario: any scenario.
+        what: the feature that needs the sets, for the error.
+    """
+    if not isinstance(scenario, DataScenario):
+        raise OptionError(
+            f"{what}: needs a scenario with sets of samples and a loss; got scenario "
+            f"{scenario.settings.kind}"
+        )
+    return scenario

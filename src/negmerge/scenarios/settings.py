@@ -1,0 +1,179 @@
+"""What recipes and reports know about a scenario: fields, texts and metrics, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from negmerge.errors import OptionError
+from negmerge.evaluation.criteria import KEPT, Criterion, criteria, keep_share
+from negmerge.evaluation.metrics import Metric, metric_of
+from negmerge.registry import Registry
+from negmerge.support.progress import Progress
+from negmerge.support.settings import Strict
+
+if TYPE_CHECKING:
+    from negmerge.scenarios.base import Scenario
+    from negmerge.scenarios.workload import Workload
+    from negmerge.training.hyperparameters import HyperParameters
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A section of the page that only one kind of scenario has.
+
+    Args:
+        id: the id of the section; `Scenario.draw` returns its data, `report/data/ID.json`.
+        title: the title of the section.
+    """
+
+    id: str
+    title: str
+
+
+class Description(BaseModel):
+    """The data and the model of a run: `splits` in `scores.json`.
+
+    Args:
+        data: the name of the data set.
+        sizes: the number of samples of every set.
+        chosen_on: the number of samples of each set that choose λ, or "the reported data".
+        looked: whether λ was chosen on samples that are reported.
+        forgotten_class: the class, if a whole class is forgotten.
+        fingerprint: a hash of the samples of each set.
+        notes: remarks for the user before the work begins.
+        scenario: the kind of scenario, if it is not `classify`.
+        classes: the number of classes.
+        labels: the number of samples to forget, by class.
+        control: the data set that is kept, if it is another one.
+        model: facts about the model.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    data: str
+    sizes: dict[str, int]
+    chosen_on: dict[str, int] | str
+    looked: bool = False
+    forgotten_class: str | None = None
+    fingerprint: str | None = None
+    notes: list[str] = Field(default_factory=list)
+    scenario: str | None = None
+    classes: int | None = None
+    labels: list[int] | None = None
+    control: str | None = None
+    model: dict[str, Any] | None = None
+
+
+class ScenarioSettings(Strict):
+    """The fields of a recipe that belong to one kind of scenario, and facts that need no data.
+
+    Class attributes:
+        kind: the value of `scenario:` in a recipe.
+        summary: a description of one line.
+        forget_metric: the metric that measures how well the forget set is known.
+        retain_metric: the metric that measures how well the rest is kept.
+        order: names of metrics in the order of tables; other metrics follow.
+        panels: sections of the page that only this scenario has.
+        rivals: whether rivals can be run; they need a classifier and a retain set.
+        retrainable: whether a retrained model is possible, so that its absence is a warning.
+        in_memory: whether model and data are arguments of `nm.unlearn`, which no recipe has.
+    """
+
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    forget_metric: ClassVar[str]
+    retain_metric: ClassVar[str]
+    order: ClassVar[tuple[str, ...]] = ()
+    panels: ClassVar[tuple[Panel, ...]] = ()
+    rivals: ClassVar[bool] = False
+    retrainable: ClassVar[bool] = False
+    in_memory: ClassVar[bool] = False
+
+    @classmethod
+    def defaults(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the tree of a whole recipe, with the default values of this scenario."""
+        return tree
+
+    def check_members(self, members: Sequence[HyperParameters]) -> None:
+        """Raise if this scenario cannot train a pool member with its settings."""
+
+    @property
+    def default_criterion(self) -> str:
+        """The criterion that chooses λ if a recipe names none."""
+        return "keep_retain"
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric by its name; one that is not registered has a name and a direction."""
+        return metric_of(name, forgotten=name == self.forget_metric)
+
+    def criterion(self, name: str) -> Criterion:
+        """Return a criterion by its name; `keep_retain` uses the two metrics of the scenario."""
+        forget, retain = self.metric(self.forget_metric), self.metric(self.retain_metric)
+        if name != "keep_retain" or forget.name == "acc_forget":
+            return criteria.get(name)
+        lower = [retain.name] if retain.better == "lower" else []
+        lower += [forget.name] if forget.better == "higher" else []
+        return keep_share(KEPT, lower, forget.name, retain.name, name)
+
+    def check_criterion(self, criterion: Criterion) -> None:
+        """Raise if a criterion needs a set or a model that this scenario does not have."""
+        if criterion.needs != "retain":
+            raise OptionError(
+                f"search.criterion: got {criterion.name}, but scenario {self.kind} has only a "
+                f"forget and a retain set; wanted {self.default_criterion}"
+            )
+
+    def forgotten(self, about: Description) -> str:
+        """A description of the forget set, for the page."""
+        return f"{about.sizes['forget']:,} training records of {about.data}"
+
+    def retraining(self, sizes: Mapping[str, int]) -> int | None:
+        """The number of samples that retraining would process; None if it is not known."""
+        return None
+
+    def data_names(self) -> list[str]:
+        """The names of the data sets that a run needs; the one to forget comes first."""
+        return []
+
+    def facts(self) -> dict[str, str]:
+        """Values for the placeholders in texts about a run, by name."""
+        return {}
+
+    def workload(self, setup: Setup) -> Workload:
+        """The cost of a run."""
+        raise OptionError(f"scenario {self.kind}: has no estimate of the cost of a run")
+
+    def scenario(self, setup: Setup) -> Scenario:
+        """Create the scenario, which opens data and models."""
+        raise OptionError(
+            f"scenario {self.kind}: its model and data are in memory only; call nm.unlearn again"
+        )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The values that a recipe gives to every scenario.
+
+    Args:
+        seed: the seed of the splits and of all trainings.
+        samples: the largest number of samples of each set that choose λ.
+        uses_reported_data: whether λ is chosen on the reported data.
+        progress: shows the progress of long preparations.
+    """
+
+    seed: int = 0
+    samples: int = 2000
+    uses_reported_data: bool = False
+    progress: Progress | None = None
+
+
+scenarios: Registry[type[ScenarioSettings]] = Registry(
+    "scenario",
+    "negmerge.scenarios.classify.settings",
+    "negmerge.scenarios.clip.settings",
+    "negmerge.scenarios.module.settings",
+)

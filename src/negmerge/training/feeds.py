@@ -1,0 +1,239 @@
+"""Feeds: sources of batches for training and evaluation.
+
+The batches of an epoch and the random numbers of its samples follow from (seed, epoch), so that a
+training can stop and resume at any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from negmerge.training.hyperparameters import Augmentation, HyperParameters
+from negmerge.training.samples import (
+    Inputs,
+    collate,
+    dataset_size,
+    joined_inputs,
+    read_sample,
+    tensors_of,
+)
+from negmerge.training.seeds import fork_all_random_states, seed_all, seed_of
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+Indices = NDArray[np.int64]
+TrainingSet = Literal["train", "retain", "forget"]
+"""The sets on which a model can be trained; `train` is retain ∪ forget."""
+Batch = tuple[Inputs, Tensor]
+"""Inputs and labels."""
+
+
+class Feed(Protocol):
+    """A source of batches; `picked` are positions of samples, `seed` is the seed of an epoch."""
+
+    def __len__(self) -> int: ...
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch: ...
+    def test_batch(self, picked: Indices) -> Batch: ...
+
+
+class _Wrapper:
+    """A feed that passes on the batches of another feed."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        return self.feed.train_batch(picked, seed, augment)
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self.feed.test_batch(picked)
+
+
+class CachedFeed(_Wrapper):
+    """A feed that keeps the test batches of another feed in memory.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feed = CachedFeed(DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4))))
+    >>> feed.test_batch(np.array([1, 3]))[0] is feed.test_batch(np.array([1, 3]))[0]
+    True
+
+    Args:
+        feed: the other feed.
+        max_bytes: a feed with more bytes of inputs is not kept at all.
+    """
+
+    def __init__(self, feed: Feed, max_bytes: int = 256 << 20) -> None:
+        super().__init__(feed)
+        self.max_bytes = max_bytes
+        self.kept: dict[bytes, Batch] = {}
+
+    def test_batch(self, picked: Indices) -> Batch:
+        key = picked.tobytes()
+        if key in self.kept:
+            return self.kept[key]
+        batch = self.feed.test_batch(picked)
+        nbytes = sum(tensor.nbytes for tensor in tensors_of(batch[0]))
+        if nbytes // len(picked) * len(self.feed) <= self.max_bytes:
+            self.kept[key] = batch
+        return batch
+
+
+class DatasetFeed:
+    """A feed of a map-style torch Dataset with samples as described in `samples`.
+
+    Random transforms of the Dataset get a seed for each sample.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feed = DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4)))
+    >>> feed.test_batch(np.array([1, 3]))[1].tolist()
+    [1, 3]
+
+    Args:
+        dataset: the Dataset.
+        indices: positions of the samples of this feed; None: all.
+        where: the beginning of an error message.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], indices: Indices | None = None, where: str = "the data set"
+    ) -> None:
+        self.dataset, self.where = dataset, where
+        if indices is None:
+            indices = np.arange(dataset_size(dataset, where))
+        self.indices = np.asarray(indices, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        return self._batch(picked, seed)
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self._batch(picked, 0)
+
+    def _batch(self, picked: Indices, seed: int) -> Batch:
+        samples: list[tuple[Any, int]] = []
+        with fork_all_random_states():
+            for index in map(int, self.indices[picked]):
+                seed_all(seed_of(seed, index))
+                samples.append(read_sample(self.dataset, index, self.where))
+        inputs, labels = zip(*samples, strict=True)
+        return collate(inputs, self.where), torch.tensor(labels)
+
+
+class RelabelledFeed(_Wrapper):
+    """A feed with other labels for training.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feed = DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4)))
+    >>> always_7 = RelabelledFeed(feed, lambda batch, picked, seed: torch.full_like(batch[1], 7))
+    >>> always_7.train_batch(np.array([1, 3]), 0, Augmentation())[1].tolist()
+    [7, 7]
+
+    Args:
+        feed: the feed of the inputs.
+        label: returns the labels for a batch, the positions of its samples and the seed of the
+            epoch.
+    """
+
+    def __init__(self, feed: Feed, label: Callable[[Batch, Indices, int], Tensor]) -> None:
+        super().__init__(feed)
+        self.label = label
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        batch = self.feed.train_batch(picked, seed, augment)
+        return batch[0], self.label(batch, picked, seed)
+
+
+class JoinedFeed:
+    """The concatenation of several feeds.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feeds = [DatasetFeed(TensorDataset(torch.zeros(n, 2), torch.arange(n))) for n in (4, 3)]
+    >>> JoinedFeed(feeds).test_batch(np.array([1, 6]))[1].tolist()
+    [1, 2]
+
+    Args:
+        feeds: the feeds.
+        mixed: True: an epoch shuffles all samples together; False: it has one pass for each feed.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], mixed: bool = False) -> None:
+        self.feeds, self.mixed = feeds, mixed
+
+    def __len__(self) -> int:
+        return sum(map(len, self.feeds))
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        return self._gather(picked, lambda feed, inner: feed.train_batch(inner, seed, augment))
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self._gather(picked, lambda feed, inner: feed.test_batch(inner))
+
+    def _gather(self, picked: Indices, fetch: Callable[[Feed, Indices], Batch]) -> Batch:
+        batches: list[Batch] = []
+        start = 0
+        for feed in self.feeds:
+            inner = picked[(start <= picked) & (picked < start + len(feed))] - start
+            start += len(feed)
+            if len(inner):
+                batches.append(fetch(feed, inner))
+        inputs, labels = zip(*batches, strict=True)
+        return joined_inputs(inputs), torch.cat(labels)
+
+
+def passes_of(feed: Feed) -> list[int]:
+    """Return the number of samples of each pass of an epoch."""
+    if isinstance(feed, JoinedFeed) and not feed.mixed:
+        return [size for part in feed.feeds for size in passes_of(part)]
+    return [len(feed)]
+
+
+def epoch_of(feed: Feed, settings: HyperParameters, seed: int, epoch: int) -> list[Indices]:
+    """Return the positions of the samples of each step of an epoch, one pass after the other.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feeds = [DatasetFeed(TensorDataset(torch.zeros(n, 2), torch.arange(n))) for n in (4, 3)]
+    >>> [sorted(b.tolist()) for b in epoch_of(JoinedFeed(feeds), HyperParameters(batch=4), 0, 0)]
+    [[0, 1, 2, 3], [4, 5, 6]]
+    """
+    batches: list[Indices] = []
+    start = 0
+    for size in passes_of(feed):
+        batches += [start + picked for picked in batches_of(size, settings, seed, epoch)]
+        start += size
+    return batches
+
+
+def steps_of(size: int, batch: int) -> int:
+    """Return the number of batches of a pass.
+
+    If one sample remains, it joins the last batch: BatchNorm cannot train on a single sample.
+
+    >>> steps_of(10, 4), steps_of(9, 4), steps_of(1, 4)
+    (3, 2, 1)
+    """
+    full, rest = divmod(size, batch)
+    return max(full + (rest > 1 or (rest == 1 and batch == 1)), 1)
+
+
+def batches_of(size: int, settings: HyperParameters, seed: int, epoch: int) -> list[Indices]:
+    """Return the positions of the samples of each step of a pass, shuffled by (seed, epoch).
+
+    >>> [len(b) for b in batches_of(9, HyperParameters(batch=4), seed=0, epoch=0)]
+    [4, 5]
+    """
+    order = np.random.default_rng(seed_of("order", seed, epoch)).permutation(size)
+    steps = steps_of(size, settings.batch)
+    cuts = [settings.batch * step for step in range(1, steps)]
+    return np.split(order.astype(np.int64), cuts)

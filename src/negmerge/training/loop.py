@@ -1,0 +1,247 @@
+"""The training loop, with the loss as an argument.
+
+All random numbers follow from (seed, epoch, step or sample), the learning rate from the step. The
+state on disk is therefore weights, optimiser moments and the position, and a training that is
+killed resumes with the same bits from the last saved state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+from torch import Tensor, nn
+
+from negmerge.errors import ValueRangeError
+from negmerge.training.execution import autocast, execution
+from negmerge.training.feeds import Batch, Feed, passes_of, steps_of
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.layers import channels_last
+from negmerge.training.outputs import logits_of
+from negmerge.training.prefetch import training_batches
+from negmerge.training.samples import parts_of, to_device
+from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
+from negmerge.training.states import Position, StateSaver, load_state
+
+# cuBLAS is deterministic only with this setting; it is read when a GPU is first used.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+VERSION = 2
+"""Part of the ids of trainings; to be raised when the same settings give other weights."""
+READ_EVERY = 50
+"""The number of steps after which losses are read from the device."""
+
+Objective = Callable[[nn.Module, Batch, int], Tensor]
+"""Returns the loss for a model, a batch and an epoch (counted from 0)."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Samples processed, seconds of work, and the mean loss of the last epoch of a training."""
+
+    samples: int
+    seconds: float
+    loss: float
+
+
+def cross_entropy(settings: HyperParameters) -> Objective:
+    """Return the cross-entropy loss, with the label smoothing of the settings."""
+
+    def objective(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(
+            logits_of(model, inputs).float(), targets, label_smoothing=settings.label_smoothing
+        )
+
+    return objective
+
+
+def train(
+    model: nn.Module,
+    feed: Feed,
+    settings: HyperParameters,
+    seed: int,
+    *,
+    objective: Objective | None = None,
+    mask: Mapping[str, Tensor] | None = None,
+    state: Path | None = None,
+    save_every: float = 15.0,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Trained:
+    """Train a model in place.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from negmerge.training.feeds import DatasetFeed
+    >>> feed = DatasetFeed(TensorDataset(torch.randn(8, 2), torch.arange(8) % 2))
+    >>> train(nn.Linear(2, 2), feed, HyperParameters(epochs=3, batch=4), seed=0).samples
+    24
+
+    Args:
+        model: the model.
+        feed: the source of batches.
+        settings: the hyper-parameters.
+        seed: determines all random numbers.
+        objective: (model, batch, epoch) → loss; cross-entropy if not given.
+        mask: by name of a weight, the elements that may change; all others keep their bits.
+        state: the file for the state of the training; if it exists, the training resumes from it.
+        save_every: the least seconds between two saves; 0: after every step (see `StateSaver`).
+        advance: called with the number of samples of each step.
+    """
+    objective = objective or cross_entropy(settings)
+    device = next(model.parameters()).device
+    channels_last(model).train()
+    optimizer = make_optimizer(model, settings)
+    steps = sum(steps_of(size, settings.batch) for size in passes_of(feed))
+    total = steps * settings.epochs
+    place, losses = Position(), UnreadLosses()
+    if state is not None and state.exists():
+        place = load_state(state, model, optimizer)
+        advance(place.samples)
+    frozen = FrozenElements(model, mask or {})
+    begun, spent = time.monotonic(), place.seconds
+    saver = StateSaver(state, model, optimizer, save_every)
+    with (
+        deterministic(),
+        execution(model, settings),
+        training_batches(feed, settings, seed, place.step, device) as batches,
+        saver,
+    ):
+        for epoch in range(place.step // steps, settings.epochs):
+            for step in range(place.step % steps, steps):
+                if step == 0:
+                    place.loss_sum = 0.0
+                rate = settings.rate(place.step, total)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                inputs, targets = next(batches)
+                seed_torch(seed_of("step", seed, place.step))  # dropout, stochastic depth
+                optimizer.zero_grad()
+                for part, share in parts_of((inputs, targets), settings.accumulate):
+                    with autocast(settings, device):
+                        batch = (to_device(part[0], device), part[1].to(device))
+                        loss = objective(model, batch, epoch)
+                    if share < 1:  # the gradients of the parts add up to that of the mean loss
+                        loss = share * loss
+                    loss.backward()
+                    losses.add(place.step, loss)
+                frozen.mask_gradients()
+                if settings.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+                optimizer.step()
+                frozen.restore()
+                place.step += 1
+                place.samples += len(targets)
+                advance(len(targets))
+                due = saver.due()
+                if due or place.step % READ_EVERY == 0 or step == steps - 1:
+                    place.loss_sum = losses.read(place.loss_sum)
+                if due:
+                    place.seconds = spent + time.monotonic() - begun
+                    saver.save(place)
+    check_finite(model)
+    return Trained(place.samples, spent + time.monotonic() - begun, place.loss_sum / steps)
+
+
+class UnreadLosses:
+    """The losses of the last steps, which may not be computed yet.
+
+    To read a number, the training thread waits until a GPU has computed it; the losses of many
+    steps are therefore read at once.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.losses: list[Tensor] = []
+
+    def add(self, step: int, loss: Tensor) -> None:
+        """Keep the loss of a step, or of a part of one."""
+        self.steps.append(step)
+        self.losses.append(loss.detach().reshape(()))
+
+    def read(self, total: float) -> float:
+        """Return a sum plus all losses, in order; raise an error if one is not finite."""
+        step_losses: dict[int, float] = {}
+        values = torch.stack(self.losses).tolist() if self.losses else []
+        for step, value in zip(self.steps, values, strict=True):
+            step_losses[step] = step_losses.get(step, 0.0) + value
+        self.steps, self.losses = [], []
+        for step, loss in step_losses.items():
+            if not isfinite(loss):
+                raise ValueRangeError(
+                    f"training diverged: the loss is {loss} at step {step}; use a smaller learning "
+                    "rate"
+                )
+            total += loss
+        return total
+
+
+class FrozenElements:
+    """The elements of weights that a mask excludes from training.
+
+    A zero gradient is not enough: weight decay and momentum would still change them.
+    """
+
+    def __init__(self, model: nn.Module, mask: Mapping[str, Tensor]) -> None:
+        weights = dict(model.named_parameters())
+        self.weights = [(weights[name], free) for name, free in mask.items()]
+        self.before = [weight.detach().clone() for weight, _ in self.weights]
+
+    def mask_gradients(self) -> None:
+        """Set their gradients to zero, so that they do not count in the clipping."""
+        for weight, free in self.weights:
+            if weight.grad is not None:
+                weight.grad *= free
+
+    def restore(self) -> None:
+        """Restore their values after a step of the optimiser."""
+        with torch.no_grad():
+            for (weight, free), before in zip(self.weights, self.before, strict=True):
+                weight.copy_(torch.where(free, weight, before))
+
+
+def make_optimizer(model: nn.Module, settings: HyperParameters) -> torch.optim.Optimizer:
+    """Return SGD or AdamW for the weights that require a gradient."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "adamw":
+        fused = bool(weights) and all(p.is_cuda for p in weights)  # one kernel for all weights
+        return torch.optim.AdamW(
+            weights, settings.lr, weight_decay=settings.weight_decay, fused=fused or None
+        )
+    return torch.optim.SGD(
+        weights, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Use deterministic algorithms within the block, and restore torch's random state after it.
+
+    On a GPU a few operations (such as the gradient of adaptive pooling) have no deterministic
+    algorithm; torch warns of them. Torch's filling of uninitialised memory is switched off: it is
+    of no use here and takes a tenth of a step.
+    """
+    memory: Any = torch.utils.deterministic  # the type stubs lack `fill_uninitialized_memory`
+    with fork_random_state(), ExitStack() as stack:
+        mode, fill = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+        stack.callback(torch.set_deterministic_debug_mode, mode)
+        stack.callback(setattr, memory, "fill_uninitialized_memory", fill)
+        torch.set_deterministic_debug_mode("warn")
+        memory.fill_uninitialized_memory = False
+        yield
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raise an error if weights or buffers are not finite although the loss was."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueRangeError(
+                f"training diverged: {name!r} is not finite; use a smaller learning rate"
+            )

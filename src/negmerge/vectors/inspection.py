@@ -1,0 +1,180 @@
+"""The content of a patch or a checkpoint, as data and as tables."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.checkpoints.state_dict import Model, StateDict
+from negmerge.support.terminal import escape_markup
+from negmerge.vectors.patch import FORMAT
+from negmerge.vectors.task_vector import TaskVector
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def inspect(source: Model | TaskVector) -> dict[str, Any]:
+    """Describe a patch, a task vector or a checkpoint as plain data.
+
+    >>> import numpy as np
+    >>> inspect({"w": np.zeros((2, 3), np.float32)})["formats"]
+    {'F32': 6}
+
+    Args:
+        source: a file, a folder, a state dict or a TaskVector.
+    """
+    if isinstance(source, TaskVector):
+        return describe_patch(source)
+    if isinstance(source, Mapping):
+        return describe_checkpoint(StateDict(source, "model"))
+    with Checkpoint(source, own=True) as file:
+        if file.metadata.get("format") == FORMAT:
+            return describe_patch(TaskVector.load(source))
+        return describe_checkpoint(file)
+
+
+def describe_patch(tau: TaskVector) -> dict[str, Any]:
+    """The content and the origin of a task vector as plain data."""
+    origin = tau.origin
+    return {
+        "kind": "patch",
+        "rule": origin.rule,
+        "options": origin.options,
+        "n": origin.n,
+        "elements": tau.elements,
+        "nonzero": tau.nonzero,
+        "sparsity": tau.sparsity(),
+        "sparsity_tensor_mean": tau.sparsity(by="tensor_mean"),
+        "norm": tau.norm(),
+        "base": origin.base,
+        "members": origin.members,
+        "dissent_sampled": origin.sampled,
+        "digests": origin.digests,
+        "versions": origin.versions,
+        "kept": origin.kept,
+        "depth": {k: asdict(v) for k, v in tau.sparsity(by="depth").items()},
+        "component": {k: asdict(v) for k, v in tau.sparsity(by="component").items()},
+        "tensors": {
+            name: {
+                "elements": e.elements,
+                "nonzero": e.nonzero,
+                "shape": list(e.shape),
+                "dtype": e.dtype,
+                "layout": e.layout,
+            }
+            for name, e in tau.entries.items()
+        },
+    }
+
+
+def describe_checkpoint(model: Checkpoint) -> dict[str, Any]:
+    """The content of a checkpoint as plain data, from the headers of its files."""
+    formats: Counter[str] = Counter()
+    for info in model.tensors.values():
+        formats[info.dtype] += info.elements
+    return {
+        "kind": "checkpoint",
+        "files": [path.name for path in model.files],
+        "bytes": model.nbytes,
+        "elements": formats.total(),
+        "formats": dict(formats),
+        "metadata": model.metadata,
+        "tensors": {
+            name: {"elements": i.elements, "shape": list(i.shape), "dtype": i.dtype}
+            for name, i in sorted(model.tensors.items())
+        },
+    }
+
+
+def render(found: dict[str, Any]) -> list[RenderableType]:
+    """Tables for the terminal, from the result of `inspect`."""
+    return _render_patch(found) if found["kind"] == "patch" else _render_checkpoint(found)
+
+
+def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
+    from rich.table import Table
+
+    options = ", ".join(f"{k}={v}" for k, v in found["options"].items())
+    facts = {
+        "rule": found["rule"] + (f" ({options})" if options else ""),
+        "members": str(found["n"]),
+        "elements": f"{found['elements']:,} in {len(found['tensors'])} tensors",
+        "not zero": f"{found['nonzero']:,}",
+        "zero": f"{found['sparsity']:.2%} of elements, "
+        f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
+        "norm": f"{found['norm']:.6g}",
+        "base": found["base"],
+        "made with": ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
+    }
+    tables: list[RenderableType] = [_facts(facts)]
+    for group in ("depth", "component"):
+        table = Table(group, "tensors", "elements", "not zero", "zero %", "tensor mean %")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name in sorted(found[group], key=natural_key):
+            row = found[group][name]
+            table.add_row(
+                escape_markup(name),
+                str(row["tensors"]),
+                f"{row['elements']:,}",
+                f"{row['nonzero']:,}",
+                f"{100 * row['element_weighted']:.2f}",
+                f"{100 * row['tensor_mean']:.2f}",
+            )
+        tables.append(table)
+    if any("sole_dissent" in m for m in found["members"]):
+        exact = found["dissent_sampled"] == found["elements"]
+        how = "all elements" if exact else f"a sample of {found['dissent_sampled']:,} elements"
+        table = Table("member", "sole dissenter %", "fingerprint", title=f"vetoes in {how}")
+        table.columns[1].justify = "right"
+        for member in found["members"]:
+            table.add_row(
+                escape_markup(member["name"]),
+                f"{100 * member.get('sole_dissent', 0):.3f}",
+                escape_markup(member["fingerprint"]),
+            )
+        tables.append(table)
+    return tables
+
+
+def _facts(rows: Mapping[str, str]) -> RenderableType:
+    """Two columns: labels and values, which are escaped."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for label, value in rows.items():
+        table.add_row(f"[bold]{label}[/]", escape_markup(value))
+    return table
+
+
+def natural_key(name: str) -> list[tuple[bool, int, str]]:
+    """A sort key that orders numbers by value, before words.
+
+    >>> sorted(["none", "10", "9", "layer10.0", "layer9.1"], key=natural_key)
+    ['9', '10', 'layer9.1', 'layer10.0', 'none']
+    """
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    return [(False, int(p), "") if p.isdecimal() else (True, 0, p) for p in parts]
+
+
+def _render_checkpoint(found: dict[str, Any]) -> list[RenderableType]:
+    from rich.table import Table
+
+    formats = ", ".join(f"{k} {v:,}" for k, v in found["formats"].items())
+    facts = {
+        "files": ", ".join(found["files"]),
+        "bytes": f"{found['bytes']:,}",
+        "elements": f"{found['elements']:,} in {len(found['tensors'])} tensors ({formats})",
+    }
+    table = Table("tensor", "dtype", "shape", "elements")
+    table.columns[3].justify = "right"
+    for name, row in found["tensors"].items():
+        table.add_row(
+            escape_markup(name), row["dtype"], str(tuple(row["shape"])), f"{row['elements']:,}"
+        )
+    return [_facts(facts), table]

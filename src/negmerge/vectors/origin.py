@@ -1,0 +1,103 @@
+"""The origin of a task vector: rule, base, members, versions; stored as metadata of a patch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from negmerge.errors import FileError, quoted
+from negmerge.support.reading import parse_json_value
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a task vector was made.
+
+    Args:
+        rule: the name of the merge rule.
+        n: the number of members.
+        base: the fingerprint of the base.
+        options: the options of the rule.
+        members: name and fingerprint of each member; with three members or more also
+            `sole_dissent`, the share of the sampled elements where only this member disagreed.
+        sampled: the number of elements that were examined for `sole_dissent`.
+        kept: names of tensors that stay those of the base: integers, and BatchNorm statistics
+            unless they are merged.
+        digests: the SHA-256 of each input file, if it was requested.
+        versions: the versions of the packages that computed the result.
+    """
+
+    rule: str
+    n: int
+    base: str
+    options: dict[str, Any] = field(default_factory=dict)
+    members: list[dict[str, Any]] = field(default_factory=list)
+    sampled: int = 0
+    kept: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_metadata(self) -> dict[str, str]:
+        return {k: v if isinstance(v, str) else to_json(v) for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Origin:
+        """Parse and check the metadata of a patch."""
+        found: dict[str, Any] = {}
+        for name, fits in _FIELDS.items():
+            try:
+                text = metadata[name]
+                plain = name in ("rule", "base")
+                found[name] = text if plain else parse_json_value(text, path, name)
+                if not fits(found[name]):
+                    raise ValueError
+            except (KeyError, ValueError, FileError):
+                raise FileError(
+                    f"{path}: metadata {name!r} of the patch is missing or damaged: "
+                    f"{quoted(metadata.get(name))}"
+                ) from None
+        return cls(**found)
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages on which a result may depend."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("negmerge", "numba", "numpy")}
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON with sorted keys: the same value always gives the same text."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _is_list(value: Any, *kinds: type) -> bool:
+    return isinstance(value, list) and all(isinstance(v, kinds) for v in value)
+
+
+def _is_map(value: Any, *kinds: type) -> bool:
+    return isinstance(value, dict) and _is_list([*value.values()], *kinds)
+
+
+def _is_member(value: dict[str, Any]) -> bool:
+    return (
+        value.keys() <= {"name", "fingerprint", "sole_dissent"}
+        and _is_list([value.get("name"), value.get("fingerprint")], str)
+        and isinstance(value.get("sole_dissent", 0), int | float)
+    )
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "rule": lambda v: isinstance(v, str),
+    "base": lambda v: isinstance(v, str),
+    "n": lambda v: type(v) is int and v > 0,
+    "options": lambda v: _is_map(v, str, int, float),
+    "members": lambda v: _is_list(v, dict) and all(map(_is_member, v)),
+    "sampled": lambda v: type(v) is int and v >= 0,
+    "kept": lambda v: _is_list(v, str),
+    "digests": lambda v: _is_map(v, str),
+    "versions": lambda v: _is_map(v, str),
+}

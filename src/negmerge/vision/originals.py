@@ -1,0 +1,202 @@
+"""The original pictures of a data set: encoded, at their own sizes, for augmentation of the whole.
+
+A split is copied once into an entry of the cache (`cache.py`): one array of encoded bytes, and
+where each picture ends. Every process maps the arrays into memory. Each picture is decoded once
+when it is copied, so that a damaged one is found before a training begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from negmerge.errors import FileError
+from negmerge.support.files import write_fully
+from negmerge.support.parallel import run_in_order, worker_count
+from negmerge.support.progress import Progress, Quiet
+from negmerge.vision.cache import cache_folder, entry_lock, new_entry, open_array, open_arrays
+from negmerge.vision.datasets import Source, file_name, rows_of
+from negmerge.vision.decode import VERSION, Picture, open_image, read_picture
+from negmerge.vision.places import Hub, Local, Snapshot, find
+
+ARRAYS = ("encoded", "ends", "sizes", "labels", "names")
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The encoded pictures of a split, with labels.
+
+    >>> import tempfile
+    >>> from negmerge.vision.datasets import resolve
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = load_originals(resolve("fashion_small"), "test", cache=Path(folder))
+    ...     open_image(found.picture(0)).size, found.classes[found.labels[0]]
+    ((28, 28), 'ankle boot')
+
+    Args:
+        entry: the folder of the cache.
+        encoded: the bytes of all pictures, one after the other.
+        ends: where each picture ends.
+        sizes: width and height of each picture.
+        labels: indices into `classes`.
+        names: the name of each picture in error messages.
+        classes: names as the data set spells them.
+        fingerprint: a hash of pixels and labels, the same on every machine.
+    """
+
+    entry: Path
+    encoded: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    names: NDArray[np.str_]
+    classes: tuple[str, ...]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.entry, self.classes, self.fingerprint)  # arrays are not copied
+
+    def picture(self, position: int) -> Picture:
+        """Return one picture."""
+        start = int(self.ends[position - 1]) if position else 0
+        data = self.encoded[start : int(self.ends[position])].tobytes()
+        return Picture(str(self.names[position]), data)
+
+
+def load_originals(
+    source: Source,
+    split: Literal["train", "test"],
+    *,
+    root: Path | None = None,
+    revision: str | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Originals:
+    """Load the original pictures of a split: copy them into the cache the first time.
+
+    Args:
+        source, split, root, revision, cache: as in `datasets.load`.
+        progress: shows how many pictures are read.
+    """
+    place = find(source, root, revision)
+    snapshot = place.snapshot()
+    columns = (source.train, source.test, source.image, source.label)
+    digest = snapshot.key(split, columns, VERSION, "originals")
+    entry = cache_folder(cache) / f"{file_name(source)}-{split}-originals-{digest[:20]}"
+    found = _open(entry, snapshot)
+    if found is None:
+        with entry_lock(entry):
+            found = _open(entry, snapshot)
+            if found is None:
+                _copy(entry, source, split, place, snapshot, progress or Quiet())
+                found = _open(entry, snapshot)
+    if found is None:
+        raise FileError(f"{entry}: changed while it was written; run again")
+    return found
+
+
+def _open(entry: Path, snapshot: Snapshot) -> Originals | None:
+    found = open_arrays(entry, snapshot)
+    if found is None or {*ARRAYS} != found[0].keys() or "pictures" not in found[1]:
+        return None
+    arrays, notes = found
+    return Originals(
+        entry,
+        *(arrays[name] for name in ARRAYS),
+        classes=tuple(notes["classes"]),
+        fingerprint=str(notes["pictures"]),
+    )
+
+
+def _reopen(entry: Path, classes: tuple[str, ...], fingerprint: str) -> Originals:
+    """Open the entry in another process; the process that made it has checked it."""
+    try:
+        arrays = [open_array(entry / f"{name}.npy") for name in ARRAYS]
+    except (OSError, ValueError) as error:
+        raise FileError(f"{entry}: was changed during the run; run again") from error
+    return Originals(entry, *arrays, classes=classes, fingerprint=fingerprint)
+
+
+class _Checked(NamedTuple):
+    """A picture that can be decoded: its name, its content, its size and a hash of its pixels."""
+
+    name: str
+    data: bytes
+    size: tuple[int, int]
+    pixels: bytes
+
+
+def _check(_: None, pictures: list[Picture]) -> list[_Checked]:
+    found: list[_Checked] = []
+    for picture in pictures:
+        data = read_picture(picture)
+        image = open_image(Picture(picture.name, data))
+        pixels = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).digest()
+        found.append(_Checked(picture.name, data, image.size, pixels))
+    return found
+
+
+def _copy(
+    entry: Path,
+    source: Source,
+    split: str,
+    place: Local | Hub,
+    snapshot: Snapshot,
+    progress: Progress,
+) -> None:
+    own: dict[str, Any] = {}
+    with (
+        rows_of(source, split, place, progress=progress) as rows,
+        new_entry(entry, snapshot.size, rows.classes, snapshot, own) as folder,
+    ):
+        progress.stage(f"reading {file_name(source)} {split}", len(rows.labels), "images")
+        ends: list[int] = []
+        sizes: list[tuple[int, int]] = []
+        names: list[str] = []
+        content = hashlib.sha256()
+        with (folder / "encoded.npy").open("wb") as file:
+            begin = _write_header(file, 0)
+            for checked in _all_checked(rows.pictures):
+                write_fully(file.fileno(), memoryview(checked.data))
+                ends.append(len(checked.data) + (ends[-1] if ends else 0))
+                sizes.append(checked.size)
+                names.append(checked.name)
+                content.update(checked.pixels)
+                progress.advance(1)
+            file.seek(0)
+            assert _write_header(file, ends[-1] if ends else 0) == begin
+        snapshot.content  # noqa: B018 (hash the files before the last check for changes)
+        if len(ends) != len(rows.labels) or place.snapshot() != snapshot:
+            raise FileError(f"{place}: changed while it was read; run again")
+        arrays = {
+            "ends": np.array(ends, np.int64),
+            "sizes": np.array(sizes, np.int64),
+            "labels": rows.labels,
+            "names": np.array(names),
+        }
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        content.update(rows.labels.astype("<i8").tobytes())
+        own["pictures"] = content.hexdigest()
+
+
+def _all_checked(pictures: Iterator[list[Picture]]) -> Iterator[_Checked]:
+    for part in run_in_order(pictures, _check, lambda: None, worker_count(None)):
+        yield from part
+
+
+def _write_header(file: Any, size: int) -> int:
+    """Write the header of a byte array; numpy leaves room for any size. Return its length."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    file.flush()
+    return file.tell()

@@ -1,0 +1,278 @@
+"""Reading of data sets: labels, ids, classes and encoded pictures of the wanted rows.
+
+The rows are those of `tables`. No second copy of them is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow.compute import index_in  # pyright: ignore[reportAttributeAccessIssue]
+
+from negmerge.errors import FileError, NegMergeError, printable, quoted
+from negmerge.support.progress import Advance, Progress
+from negmerge.support.terminal import without_stdin
+from negmerge.vision.decode import Picture
+from negmerge.vision.places import Hub, Local
+from negmerge.vision.tables import Table, find_split, open_tables
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns; a column that is not in `exact` may have another name in a copy."""
+
+    image: str
+    label: str
+    id: str | None
+    exact: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a split: labels, ids and classes, and functions that read the pictures.
+
+    Args:
+        labels, ids, classes: of the picked rows, in order; the classes of the whole data set.
+        picked: the positions of the rows in the split.
+        origin: a hash of the addresses of remote files.
+        read: yields lists of pictures, from a given one of the rows on.
+    """
+
+    labels: NDArray[np.int64]
+    ids: NDArray[np.str_] | None
+    classes: tuple[str, ...]
+    picked: Indices
+    origin: str
+    read: Callable[[int], Iterator[list[Picture]]]
+
+    @cached_property
+    def pictures(self) -> Iterator[list[Picture]]:
+        """All pictures, in lists."""
+        return self.read(0)
+
+
+Pick = Callable[[int], Indices]
+"""From the number of rows of a split to the sorted positions of the wanted ones."""
+
+
+@contextmanager
+def open_rows(
+    place: Local | Hub,
+    columns: Columns,
+    split: str,
+    splits: Sequence[str],
+    pick: Pick | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Rows]:
+    """Read the labels and ids of rows of a split, and open their pictures for reading in lists.
+
+    Args:
+        place: the location of the data set.
+        columns: the columns to read.
+        split: the split to read.
+        splits: if the data set does not list its classes, they are the labels of these splits.
+        pick: chooses the rows; None: all. Nothing is read of row groups without picked rows.
+        progress: shows the reading of the labels on the Hub.
+    """
+    with _quiet(), TemporaryDirectory(prefix="negmerge-") as temporary:
+        scratch = Path(temporary)
+        with _one_line_errors(place, scratch):
+            tables = open_tables(place, splits, scratch)
+            name = find_split(tables, split)
+            if name is None:
+                there = ", ".join(map(quoted, tables))
+                raise FileError(f"{place}: no split {quoted(split)}; there are: {there}")
+            table = tables[name]
+            where = f"{place}: split {quoted(name)}"
+            image = _find_column(table, columns, "image", "Image", place)
+            label = _find_column(table, columns, "label", "ClassLabel", place)
+            if not len(table):
+                raise FileError(f"{where}: has no images")
+            used = [found for other in splits if (found := find_split(tables, other))]
+            classes, number = _classes(tables, used, name, label, where)
+
+            picked = None if pick is None else pick(len(table))
+            advance = _show_labels(place, name, picked, table, progress)
+            labels = number(table.column(label, picked, advance), picked)
+            ids = _ids(table, columns.id, image, picked, place, scratch)
+        rows = np.arange(len(table)) if picked is None else picked
+
+        def read(first: int) -> Iterator[list[Picture]]:
+            rest = picked if not first else rows[first:]
+            return _pictures(table, image, rest, place, where, scratch)
+
+        yield Rows(labels, ids, classes, rows, table.origin, read)
+
+
+def _show_labels(
+    place: Local | Hub, name: str, rows: Indices | None, table: Table, progress: Progress | None
+) -> Advance:
+    """Begin a stage for labels on the Hub, where their reading takes longer than a moment."""
+    if progress is None or not isinstance(place, Hub):
+        return lambda count: None
+    total = len(table) if rows is None else len(rows)
+    progress.stage(f"reading the labels of {place.name} {printable(name)}", total, "rows")
+    return progress.advance
+
+
+def _find_column(table: Table, columns: Columns, field: str, kind: str, place: Local | Hub) -> str:
+    wanted = getattr(columns, field)
+    features = table.features or {}
+    if wanted in features:
+        return wanted
+    fitting = [name for name, value in features.items() if type(value).__name__ == kind]
+    if len(fitting) == 1 and field not in columns.exact:
+        return fitting[0]
+    kinds = {k: printable(str(getattr(v, "dtype", type(v).__name__))) for k, v in features.items()}
+    there = ", ".join(f"{quoted(name)} ({value})" for name, value in kinds.items())
+    raise FileError(
+        f"{place}: no column {quoted(wanted)} for the {field}s; there are: {there or 'none'}; "
+        f"name one with data.{field}"
+    )
+
+
+def _classes(
+    tables: dict[str, Table], used: Sequence[str], name: str, label: str, where: str
+) -> tuple[tuple[str, ...], Callable[[pa.ChunkedArray, Indices | None], NDArray[np.int64]]]:
+    """Return the names of the classes, and a function from values of the labels to numbers.
+
+    Args:
+        tables: the splits.
+        used: the splits whose labels are the classes, if the data set does not list its classes.
+        name: the split that is read.
+        label: the column of the labels.
+        where: the place in error messages.
+    """
+    names, values = getattr(tables[name].features[label], "names", None), None
+    if names is None:
+        found = {
+            value for other in used for value in tables[other].column(label).unique().to_pylist()
+        }
+        present = {value for value in found if not _is_missing(value)}
+        kinds = {type(value) for value in present}
+        if kinds and kinds not in ({str}, {int}):
+            kind = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise FileError(f"{where}: labels are {kind}, wanted names or whole numbers")
+        values = sorted(present)
+        names = [str(value) for value in values]
+    count = len(names)
+
+    def number(column: pa.ChunkedArray, rows: Indices | None) -> NDArray[np.int64]:
+        if values is not None:
+            known = pa.array(values, type=column.type)
+            column = index_in(column, value_set=known)
+        labels = column.cast(pa.int64()).fill_null(-1).to_numpy()
+        wrong = np.flatnonzero((labels < 0) | (labels >= count))
+        if len(wrong):
+            index, value = int(wrong[0] if rows is None else rows[wrong[0]]), labels[wrong[0]]
+            if value < 0:
+                raise FileError(f"{where}: image {index} has no label; remove it or label it")
+            raise FileError(f"{where}: image {index} has label {value}, wanted 0 to {count - 1}")
+        return labels
+
+    return tuple(names), number
+
+
+def _is_missing(label: Any) -> bool:
+    return label is None or label == "" or (isinstance(label, int) and label < 0)
+
+
+def _ids(
+    table: Table,
+    column: str | None,
+    image: str,
+    picked: Indices | None,
+    place: Local | Hub,
+    scratch: Path,
+) -> NDArray[np.str_] | None:
+    if column is not None:
+        if column not in table.features:
+            there = ", ".join(map(quoted, table.features))
+            raise FileError(f"{place}: no column {quoted(column)} for the ids; there are: {there}")
+        # A missing id becomes "", which no list of records can contain.
+        values = table.column(column, picked).to_pylist()
+        return np.array(["" if value is None else str(value) for value in values])
+    if isinstance(place, Local) and not table.embedded:
+        cells = chain.from_iterable(table.cells(image, picked))
+        paths = (_original(cell["path"], place, scratch) for cell in cells)
+        return np.array([path.removeprefix(f"{place.path}/") for path in paths])
+    return None
+
+
+def _pictures(
+    table: Table,
+    image: str,
+    picked: Indices | None,
+    place: Local | Hub,
+    where: str,
+    scratch: Path,
+) -> Iterator[list[Picture]]:
+    rows = iter(range(len(table)) if picked is None else picked.tolist())
+    with _one_line_errors(place, scratch):
+        # The path in a parquet file is only a name: reading it could open any file.
+        embedded = table.embedded
+        for cells in table.cells(image, picked):
+            part: list[Picture] = []
+            for cell in cells:
+                name = f"{where}: image {next(rows)}"
+                found: Any = {"bytes": cell} if isinstance(cell, bytes) else cell
+                if not isinstance(found, dict) or not found.keys() <= {"bytes", "path"}:
+                    kind = type(cell).__name__
+                    raise FileError(f"{name} is {kind}, wanted an encoded picture")
+                if path := found.get("path"):
+                    name += f" ({quoted(_original(path, place, scratch))})"
+                part.append(Picture(name, found.get("bytes"), None if embedded else path))
+            yield part
+
+
+def _original(text: str, place: Local | Hub, scratch: Path) -> str:
+    """Replace the folder of links by the folder of the data set."""
+    return text.replace(str(scratch / "set"), str(place.path)) if isinstance(place, Local) else text
+
+
+@contextmanager
+def _one_line_errors(place: Local | Hub, scratch: Path) -> Iterator[None]:
+    try:
+        yield
+    except NegMergeError:
+        raise
+    except Exception as error:  # `datasets`, pyarrow, fsspec and the network have many types
+        why = " ".join(str(error).split()) or type(error).__name__
+        why = printable(_original(why, place, scratch))
+        if isinstance(place, Local):
+            raise FileError(f"{place}: cannot be read: {why}") from error
+        searched = "".join(f"{quoted(path)}, " for path in place.searched)
+        raise FileError(
+            f"data set {quoted(place.name)}: looked for {searched}{place}: {why}; set data.root or "
+            f"NEGMERGE_DATA to a folder with {printable(place.name)}/train.parquet"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turn off messages, progress bars and questions of `datasets` and `huggingface_hub`."""
+    import datasets
+    from datasets.utils import logging
+    from huggingface_hub.utils import logging as hub_logging
+
+    with ExitStack() as stack:
+        for library in (logging, hub_logging):
+            stack.callback(library.set_verbosity, library.get_verbosity())
+            library.set_verbosity(logging.CRITICAL)
+        if not datasets.are_progress_bars_disabled():
+            stack.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
+        stack.enter_context(without_stdin())
+        yield

@@ -1,0 +1,95 @@
+"""Every verb: help without heavy imports, and the CPU commands never import torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from negmerge.cli.listing import KINDS
+
+VERBS = [
+    "unlearn",
+    "merge",
+    "apply",
+    "inspect",
+    "report",
+    "reproduce",
+    "list",
+    "convert",
+    "verify",
+    "check",
+]
+PROBE = """
+import sys
+from negmerge.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    if stop.code:
+        raise
+print("LOADED", *sorted({"torch", "numba", "numpy"} & sys.modules.keys()))
+"""
+
+
+def loaded(*arguments: str) -> tuple[str, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True
+    )
+    text, _, names = done.stdout.rpartition("LOADED")
+    return text, set(names.split())
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_imports_nothing_heavy(verb):
+    text, names = loaded(*verb.split(), "--help")
+    assert "Usage: negmerge" in text
+    assert names == set()
+
+
+@pytest.mark.parametrize("kind", ["recipes", "tables"])
+def test_listing_recipes_imports_nothing_heavy(kind):
+    assert loaded("list", kind, "--json")[1] <= {"numpy"}
+
+
+def test_cpu_commands_never_import_torch(small_pool, tmp_path):
+    base, pool = small_pool
+    patch, out = str(tmp_path / "p.safetensors"), str(tmp_path / "o.safetensors")
+    models = [str(path) for path in pool]
+    for arguments in (
+        ["merge", str(base), *models, "-o", patch],
+        ["merge", str(base), *models, "-o", patch, "--rule", "ties"],
+        ["apply", str(base), patch, "--negate", "0.5", "-o", out],
+        ["inspect", patch],
+        ["inspect", out, "--json"],
+        ["list", "rules"],
+    ):
+        assert "torch" not in loaded(*arguments)[1], arguments
+
+
+def test_the_kinds_of_the_contract_are_listed():
+    wanted = "rules selectors rivals metrics criteria scenarios datasets models recipes tables"
+    assert list(KINDS) == wanted.split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_that_has_a_name_is_listed(kind):
+    found = json.loads(loaded("list", kind, "--json")[0])
+    table, _ = loaded("list", kind)
+    assert found
+    for name, entry in found.items():
+        assert name in table
+        assert entry["summary"], name
+    assert kind != "tables" or "{" not in table  # all that a recipe says is filled in
+
+
+def test_list_rules_shows_every_rule_and_option():
+    found = json.loads(loaded("list", "rules", "--json")[0])
+    assert found["consensus"]["options"]["reduce"] == {"takes": "mean|min|max", "default": "mean"}
+    table, _ = loaded("list", "rules")
+    for name, rule in found.items():
+        assert name in table
+        for option in rule["options"]:
+            assert f"{option}=" in table

@@ -1,0 +1,132 @@
+"""Cases small enough to be worked out with a pencil, and a patch file known byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import negmerge as nm
+from negmerge.checkpoints.checksum import add_checksums
+from negmerge.checkpoints.fingerprint import KEYS, checksum
+from storage import dense, store
+
+# Five elements, three members:        all +    all −   mixed    with 0    all 0
+DELTAS = np.array(
+    [
+        [1.0, -1.0, 2.0, 0.0, 0.0],
+        [2.0, -4.0, -1.0, 3.0, 0.0],
+        [6.0, -1.0, 0.5, 3.0, 0.0],
+    ]
+)
+WORKED = [
+    ("uniform", {}, [3, -2, 0.5, 2, 0]),
+    ("consensus", {}, [3, -2, 0, 0, 0]),
+    ("consensus", {"zeros": "abstain"}, [3, -2, 0, 2, 0]),
+    ("consensus", {"quorum": 0.6}, [3, -2, 0.5, 2, 0]),
+    ("consensus", {"reduce": "min"}, [1, -1, 0, 0, 0]),
+    ("consensus", {"reduce": "max"}, [6, -4, 0, 0, 0]),
+    ("consensus", {"reduce": "min", "signed": True}, [1, -4, 0, 0, 0]),
+    ("consensus", {"reduce": "max", "signed": True}, [6, -1, 0, 0, 0]),
+    ("conflict", {}, [0, 0, 0.5, 2, 0]),
+    ("magmax", {}, [6, -4, 2, 3, 0]),
+    # k = int(.4 · 5) = 2, so the third largest of each is the threshold: 1, 2 and 1.
+    # Trimmed: [1 -1 2 0 0], [2 -4 0 3 0], [6 -1 0 3 0].
+    ("ties", {"density": 0.4}, [3, -2, 2, 3, 0]),
+    # Means 3 −2 .5 2 0; the third largest magnitude is 2.
+    ("localize", {"density": 0.4}, [3, -2, 0, 2, 0]),
+    # |τ| ≥ 1·|τ̄ − τ|: 1≥2 no, 2≥1, 6≥3 | 1≥1, 4≥2, 1≥1 | 2≥1.5, 1≥1.5 no, .5≥0 | 0≥2 no, 3≥1, 3≥1.
+    ("tall", {"factor": 1.0, "agree": 3}, [0, -2, 0, 0, 0]),
+]
+
+
+@pytest.fixture
+def pool(tmp_path):
+    base = store(tmp_path / "base.safetensors", {"w": np.full(5, 0.25)})
+    members = [store(tmp_path / f"m{k}.safetensors", {"w": 0.25 + d}) for k, d in enumerate(DELTAS)]
+    return base, members
+
+
+@pytest.mark.parametrize(("rule", "options", "wanted"), WORKED)
+def test_worked_by_hand(pool, rule, options, wanted):
+    tau = nm.merge(*pool, rule, options)
+    np.testing.assert_array_equal(dense(tau)["w"], wanted)
+
+
+def test_exact_cancellation_takes_the_majority_sign_of_the_whole_vector(tmp_path):
+    """TIES: element 0 cancels; elsewhere minus has the majority, so minus it is."""
+    base = store(tmp_path / "b.safetensors", {"w": np.zeros(4)})
+    members = [
+        store(tmp_path / "m0.safetensors", {"w": np.array([1.0, -1, -1, 2])}),
+        store(tmp_path / "m1.safetensors", {"w": np.array([-1.0, -1, -2, 1])}),
+    ]
+    tau = nm.merge(base, members, "ties", {"density": 1.0})
+    np.testing.assert_array_equal(dense(tau)["w"], [-1, -1, -1.5, 1.5])
+    mirrored = [
+        store(tmp_path / f"n{k}.safetensors", {"w": -np.array(v)})
+        for k, v in enumerate([[1.0, -1, -1, 2], [-1.0, -1, -2, 1]])
+    ]
+    tau = nm.merge(base, mirrored, "ties", {"density": 1.0})
+    np.testing.assert_array_equal(dense(tau)["w"], [1, 1, 1.5, -1.5])
+
+
+def test_forgetting_by_hand(pool, tmp_path):
+    tau = nm.merge(*pool)
+    nm.apply(pool[0], -0.5 * tau, tmp_path / "out.safetensors")
+    with safe_open(tmp_path / "out.safetensors", "numpy") as file:
+        np.testing.assert_array_equal(file.get_tensor("w"), [-1.25, 1.25, 0.25, 0.25, 0.25])
+
+
+def test_sole_dissenters_are_counted(pool):
+    """Element 2: the second member alone is not positive; element 3: the first alone is zero."""
+    tau = nm.merge(*pool)
+    shares = {m["name"]: m["sole_dissent"] for m in tau.origin.members}
+    assert shares == {"m0.safetensors": 1 / 5, "m1.safetensors": 1 / 5, "m2.safetensors": 0.0}
+    assert tau.origin.sampled == 5
+
+
+def test_checksum_is_what_the_documentation_says():
+    """A second implementation in plain integers."""
+    data = bytes(range(256)) * 40
+    top = 2**64
+
+    def mix(z: int) -> int:
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % top
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % top
+        return z ^ (z >> 31)
+
+    phi = 0x9E3779B97F4A7C15
+    keys = [mix((i + 1) * phi % top) for i in range(512)]
+    padded = data + bytes(-len(data) % 4096)
+    total = 0
+    for j in range(len(padded) // 4096):
+        block = padded[j * 4096 : (j + 1) * 4096]
+        inner = 0
+        for i in range(512):
+            x = (int.from_bytes(block[8 * i : 8 * i + 8], "little") + keys[i]) % top
+            inner += (x & 0xFFFFFFFF) * (x >> 32)
+        total += mix((inner + (j + 1) * phi) % top)
+    words = np.frombuffer(padded, np.uint64)
+    assert checksum(words, 0, KEYS) == total % top
+    sums = np.zeros(1, np.uint64)
+    add_checksums(words.reshape(1, -1, 512), 0, len(words) // 512, 0, KEYS, sums)
+    assert int(sums[0]) == total % top
+
+
+def test_patch_file_is_known_to_the_byte(pool, tmp_path, monkeypatch):
+    monkeypatch.setattr("negmerge.merging.engine.versions", lambda: {"negmerge": "0"})
+    nm.merge(*pool, out=tmp_path / "p.safetensors", layout="sparse")
+    raw = (tmp_path / "p.safetensors").read_bytes()
+    with safe_open(tmp_path / "p.safetensors", "numpy") as file:
+        metadata = file.metadata()
+        assert file.get_tensor("w#mask").tolist() == [0b00011]
+        assert file.get_tensor("w#values").tolist() == [3.0, -2.0]
+    assert metadata["format"] == "negmerge-patch/1"
+    assert json.loads(metadata["tensors"]) == {"w": ["F32", [5], "sparse", 2]}
+    assert hashlib.sha256(raw).hexdigest() == GOLDEN
+
+
+GOLDEN = "ae328ef8a1cab9411a94002aa19075fe4bb7fd9ca9303295e7fad4632e726586"

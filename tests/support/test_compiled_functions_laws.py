@@ -1,0 +1,100 @@
+"""Compiled functions compute what a few lines of numpy compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from negmerge.checkpoints.checksum import add_checksums
+from negmerge.checkpoints.dtypes import widen as widened
+from negmerge.checkpoints.fingerprint import KEYS, checksum
+from negmerge.merging.dissent import count_dissent
+from negmerge.merging.rows import BFLOAT16, FLOAT16, widen
+from negmerge.merging.thresholds import count_digits, gather
+from negmerge.vectors.compiled_addition import add_dense, add_sparse
+
+RNG = np.random.default_rng(0)
+INFINITE = np.uint64(0x7FF0000000000000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "infinite"), [(BFLOAT16, "BF16", 0x7F80), (FLOAT16, "F16", 0x7C00)]
+)
+def test_every_16_bit_number_is_widened_exactly(kind: int, dtype: str, infinite: int):
+    every = np.arange(1 << 16, dtype=np.uint16)
+    words = every[(every & 0x7FFF) <= infinite]  # all but NaN
+    raw = words[: words.size // 2 * 2].view(np.uint8).reshape(2, -1)
+    rows = np.zeros((2, raw.shape[1] // 2), np.float32)
+    widen(raw, kind, rows.shape[1], rows)
+    wanted = widened(raw.reshape(-1), dtype).astype(np.float32)
+    assert rows.tobytes() == wanted.tobytes()
+
+
+def test_checksums_of_rows():
+    words = RNG.integers(0, 2**64, (3, 5, 512), np.uint64)
+    sums = np.array([3, 2**64 - 1, 0], np.uint64)
+    found = [checksum(row[1:4].reshape(-1), 7, KEYS) for row in words]
+    wanted = [(before + own) % 2**64 for before, own in zip(sums.tolist(), found, strict=True)]
+    add_checksums(words, 1, 4, 7, KEYS, sums)
+    assert sums.tolist() == wanted
+
+
+def test_the_only_dissenter():
+    rows, counts = RNG.integers(0, 4, (5, 300)).astype(np.float32), np.arange(4)
+    wanted = counts.copy()
+    for votes in (rows[1:, :290] > rows[0, :290], rows[1:, :290] < rows[0, :290]):
+        wanted += ((votes.sum(0) == 3) & ~votes).sum(1)
+    count_dissent(rows, 290, counts)
+    assert counts.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_magnitudes_between_bounds(mean: bool):
+    rows = RNG.standard_normal((4, 5000)).astype(np.float32)
+    deltas = rows[1:].astype(np.float64) - rows[0]
+    total = np.zeros(5000)
+    for delta in deltas:
+        total += delta
+    values = abs(total / 3)[None] if mean else abs(deltas)
+    width = len(values)
+    low, high, above = np.full(width, 0.5), np.full(width, 1.0), np.zeros(width, np.int64)
+    inside, sizes = np.zeros((width, 5001)), np.zeros(width, np.int64)
+    gather(rows, mean, 5000, low, high, above, inside, sizes)
+    for g, own in enumerate(values):
+        assert above[g] == np.count_nonzero(own > 1.0)
+        kept = own[(own >= 0.5) & (own <= 1.0)]
+        assert inside[g, : sizes[g]].tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("shift", [48, 32, 16, 0])
+def test_digits_of_numbers(shift: int):
+    values = np.append(abs(RNG.standard_normal(2000)), [0.0, 5e-324, np.inf, np.nan])
+    bits = values.view(np.uint64)
+    prefix = np.uint64(0) if shift == 48 else bits[0] >> np.uint64(shift + 16)
+    counts = np.zeros(1 << 16, np.int64)
+    count_digits(bits, prefix, np.uint64(shift), counts)
+    kept = [
+        b for b in bits.tolist() if b <= INFINITE and (shift == 48 or b >> shift + 16 == prefix)
+    ]
+    digits = [(b >> shift) & 0xFFFF for b in kept]
+    assert counts.tolist() == np.bincount(digits, minlength=1 << 16).tolist()
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1.0, -0.45), (1e37, 1e3)])
+def test_values_are_added_where_they_are_not_zero(factor: float, scale: float):
+    base = RNG.standard_normal(2000).astype(np.float32)
+    base[:4] = [0.0, -0.0, 1e30, -1e-42]
+    values = (RNG.standard_normal(2000) * factor).astype(np.float32)
+    values[::3] = 0
+    values[1::7] *= np.float32(1e-12)  # too small to change the base
+    where = np.flatnonzero(values)
+    wanted = base.copy()
+    with np.errstate(over="ignore"):
+        wanted[where] = base[where].astype(np.float64) + scale * values[where].astype(np.float64)
+    changed = np.count_nonzero(wanted.view(np.uint32) != base.view(np.uint32))
+    finite = bool(np.isfinite(wanted).all())
+    bits = np.packbits(values != 0, bitorder="little")
+    sparse, dense = base.copy(), base.copy()
+    assert add_sparse(sparse, bits, values[where], scale) == (changed, finite)
+    assert add_dense(dense, values, scale) == (changed, finite)
+    assert sparse.tobytes() == dense.tobytes() == wanted.tobytes()

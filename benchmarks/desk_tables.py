@@ -1,9 +1,9 @@
-"""The paper's tables on a desk: CIFAR-10 and the shipped CLIP, at the desk recipes' own size.
+"""The paper's tables at desk scale, with CIFAR-10 and the small CLIP of the package.
 
     NEGMERGE_DATA=FOLDER python benchmarks/desk_tables.py [TABLE ...] [--seeds 0 1] [--runs FOLDER]
 
-Makes the tables as `negmerge reproduce TABLE` does, here with several seeds; tables that need the
-same run share it. Interrupted, it goes on. Records of other tables are kept. Writes
+Reproduces the tables as `negmerge reproduce TABLE` does, with several seeds; tables share runs. An
+interrupted command resumes when it is repeated. The records of other tables are preserved. Writes
 benchmarks/results/desk_tables.json and .md; the runs with their pages stay in the folder of runs.
 """
 
@@ -15,25 +15,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from desk_cifar10 import spread
-from machine import describe
+from machine import describe, markdown_table
 
-from negmerge.progress import make_progress
-from negmerge.report.export import Table
-from negmerge.reproduction.compare import METRICS, beside
-from negmerge.reproduction.experiments import experiments
-from negmerge.reproduction.reproduce import Reproduction, reproduce
+from negmerge.paper.comparison import PRINTED, both_values
+from negmerge.paper.experiments import experiments
+from negmerge.paper.reproduction import Reproduction, reproduce
+from negmerge.runs.store import Run
+from negmerge.support.progress import make_progress
 
 RESULTS = Path(__file__).parent / "results"
 COUNTED = ("B1", "B4")
-"""Tables with which everything that their runs measured is recorded."""
+"""Tables whose records include all measurements of their runs."""
 COSTS = ("acc_forget", "acc_retain", "scale", "sparsity", "seconds_merge", "evaluations")
 
 
 def record(made: Reproduction, seeds: list[int], minutes: float) -> dict[str, Any]:
-    """What came out of one table; `minutes` is small if other tables made its runs before."""
-    measured = [m for m in METRICS if m in made.frame]
+    """The record of a table; `minutes` does not include runs that other tables made before."""
+    measured = [column for column in PRINTED if column in made.frame]
     frame = made.frame.dropna(subset=measured, how="all") if measured else made.frame
     notes = [note for note in made.notes if not note.startswith("The paper does not state")]
     return {
@@ -48,39 +47,40 @@ def record(made: Reproduction, seeds: list[int], minutes: float) -> dict[str, An
 
 
 def costs(made: Reproduction) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """For every recipe, what each method came to and took, seed by seed."""
+    """For every recipe, the scores and costs of each method and seed."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for page in made.pages:
         folder = page.parents[1]
-        scores = json.loads((folder / "scores.json").read_text())
-        rows = found.setdefault(folder.name.split("-")[0], {})
-        for row in ({"method": "original"} | scores["original"], *scores["methods"]):
-            rows.setdefault(row["method"], []).append({k: row.get(k) for k in COSTS})
+        result, rows = Run(folder).result, found.setdefault(folder.name.split("-")[0], {})
+        named = [("original", result.original), *((row.method, row) for row in result.methods)]
+        for name, row in named:
+            tree = row.model_dump(mode="json")
+            rows.setdefault(name, []).append({k: tree.get(k) for k in COSTS})
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A table of the paper in Markdown."""
-    metrics = [m for m in METRICS if any(row.get(m) is not None for row in rows)]
-    words = [k for k in rows[0] if not k.startswith(METRICS)]
+    columns = [column for column in PRINTED if any(row.get(column) is not None for row in rows)]
+    words = [k for k in rows[0] if not k.startswith(PRINTED)]
     cells = [
-        {k: str(row.get(k) or "") for k in words} | {m: beside(row, m) for m in metrics}
+        {k: str(row.get(k) or "") for k in words} | {k: both_values(row, k) for k in columns}
         for row in rows
     ]
-    return Table("", "", pd.DataFrame(cells)).markdown()
+    return markdown_table(cells)
 
 
 def costs_table(methods: dict[str, list[dict[str, Any]]]) -> str:
-    """Everything a run measured, mean ± standard deviation over the seeds, in Markdown."""
+    """All measurements of a run in Markdown, mean ± standard deviation over the seeds."""
     cells: list[dict[str, str]] = []
     for method, rows in methods.items():
         known = {k: [row[k] for row in rows if row[k] is not None] for k in COSTS}
         cells.append({"method": method} | {k: spread(v) if v else "" for k, v in known.items()})
-    return Table("", "", pd.DataFrame(cells)).markdown()
+    return markdown_table(cells)
 
 
 def page(tables: dict[str, dict[str, Any]]) -> str:
-    """The record, for reading."""
+    """The record as Markdown."""
     lines = [
         "# The paper's tables on a desk, measured",
         "",

@@ -1,11 +1,11 @@
-"""Speed and memory of the merge engine, beside the read limit and beside mergekit, in one run.
+"""Speed and memory of the merge engine, compared with reading the files and with mergekit.
 
-    make bench                                     everything; the pool goes to a cache folder
+    make bench                                     everything; the pool is written to a cache folder
     python benchmarks/engine.py --clean            remove that folder
-    python benchmarks/engine.py --skip-mergekit    without the peer (it takes minutes)
+    python benchmarks/engine.py --skip-mergekit    without mergekit (which takes minutes)
 
-Every figure is a ratio to something measured in the same run: machines are noisy. The results are
-written to benchmarks/results/engine.json and engine.md.
+Every number is a ratio to something measured in the same run, because machines are noisy. The
+results are written to benchmarks/results/engine.json and engine.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import describe
+from machine import describe, markdown_table
 from safetensors.numpy import save_file
 
 import negmerge as nm
@@ -91,7 +91,7 @@ def make_sharded_bf16(folder: Path, base: Path, models: list[Path]) -> tuple[Pat
     for source, target in zip([base, *models], targets, strict=True):
         if not target.exists():
             other = models[1] if source == models[0] else models[0]
-            nothing = 0 * nm.TaskVector.between(source, other)
+            nothing = 0 * nm.merge(source, [other])
             folder.mkdir(exist_ok=True)
             nm.apply(source, nothing, target, dtype="bfloat16", shard_size=50_000_000)
     return targets[0], targets[1:]
@@ -111,7 +111,7 @@ def best(times: int, run: Callable[[], Any]) -> float:
 
 
 def read_all(paths: list[Path]) -> None:
-    """Merely read all bytes: one thread, `readinto` a page-aligned buffer that fits the cache."""
+    """Read all bytes in one thread, with `readinto` a page-aligned buffer that fits the cache."""
     room = np.empty((1 << 18) + 4096, np.uint8)
     skip = -room.ctypes.data % 4096
     buffer = memoryview(room)[skip : skip + (1 << 18)]
@@ -122,7 +122,7 @@ def read_all(paths: list[Path]) -> None:
 
 
 def read_plainly(paths: list[Path]) -> None:
-    """The same into a plain bytearray of 1 MiB, as most people would write it."""
+    """Read all bytes into an ordinary bytearray of 1 MiB."""
     buffer = bytearray(1 << 20)
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -139,7 +139,7 @@ def run(arguments: list[str], **environment: str) -> None:
 
 
 def peak_anonymous(arguments: list[str]) -> int:
-    """The most memory a command used that no file backs, sampled every two milliseconds."""
+    """The peak memory of a command that is not backed by a file, sampled every two milliseconds."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
     status, peak = Path(f"/proc/{process.pid}/status"), 0
     while process.poll() is None:
@@ -187,7 +187,7 @@ def measure(work: Path, with_mergekit: bool) -> list[dict[str, Any]]:
     for rule, share in (("consensus", 0.8), ("uniform", 0.7), ("magmax", 0.7)):
         nm.merge(base, models, rule)
         ours, limit = [], []
-        for _ in range(12):  # turn and turn about, so that both see the same noise
+        for _ in range(12):  # alternate, so that both see the same noise
             limit.append(best(1, lambda: read_all(files)))
             ours.append(best(1, lambda rule=rule: nm.merge(base, models, rule)))
         ratio = min(limit) / min(ours)
@@ -335,6 +335,7 @@ def growth(work: Path, base: Path, models: list[Path]) -> list[dict[str, Any]]:
 
 
 def as_markdown(found: dict[str, Any]) -> str:
+    (table,) = (row["table"] for row in found["rows"] if "table" in row)
     lines = [
         "# The merge engine, measured",
         "",
@@ -342,33 +343,35 @@ def as_markdown(found: dict[str, Any]) -> str:
         "Pool: a base and 10 ViT-B/32 image towers "
         "(87.8 M float32 parameters, 351 MB each), warm page cache.",
         "",
-        "| what | measured | wanted | reached | details |",
-        "|---|---|---|---|---|",
-    ]
-    for row in found["rows"]:
-        if "table" in row:
-            continue
-        skip = {"what", "ratio", "wanted", "reached"}
-        details = ", ".join(f"{k} {_short(v)}" for k, v in row.items() if k not in skip)
-        lines.append(
-            f"| {row['what']} | {row['ratio']:.3g} | {row['wanted']} | "
-            f"{'yes' if row['reached'] else 'no'} | {details} |"
-        )
-    (table,) = (row["table"] for row in found["rows"] if "table" in row)
-    lines += [
+        markdown_table([_goal(row) for row in found["rows"] if "table" not in row]),
         "",
         "Growth with the number and the size of the models (consensus, patch in memory; the peak "
         "is that of the whole command):",
         "",
-        "| pool | GB read | seconds | share of read speed | peak anonymous GB |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r['pool']} | {r['gigabytes']:.2f} | {r['seconds']:.2f} | "
-        f"{r['share_of_read_speed']:.2f} | {r['peak_gigabytes']:.3f} |"
-        for r in table
+        markdown_table([_growth(row) for row in table]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _goal(row: dict[str, Any]) -> dict[str, str]:
+    shown = {"what", "ratio", "wanted", "reached"}
+    return {
+        "what": row["what"],
+        "measured": f"{row['ratio']:.3g}",
+        "wanted": row["wanted"],
+        "reached": "yes" if row["reached"] else "no",
+        "details": ", ".join(f"{k} {_short(v)}" for k, v in row.items() if k not in shown),
+    }
+
+
+def _growth(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "pool": row["pool"],
+        "GB read": f"{row['gigabytes']:.2f}",
+        "seconds": f"{row['seconds']:.2f}",
+        "share of read speed": f"{row['share_of_read_speed']:.2f}",
+        "peak anonymous GB": f"{row['peak_gigabytes']:.3f}",
+    }
 
 
 def _short(value: Any) -> str:

@@ -29,25 +29,30 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from machine import describe
+from machine import describe, markdown_table
 
 from negmerge.errors import MismatchError, NegMergeError
 
 CASES = 7000
-"""For each target."""
+"""The number of cases for each target."""
 SECONDS = 10.0
-"""A case that takes longer hangs; on a busy machine everything takes long."""
+"""A case that takes longer is a fault; the limit is generous because machines may be busy."""
 ROOM = 3 << 30
-"""Bytes of memory that all cases may take beyond what was taken before the first."""
+"""The memory, in bytes, that the cases may use in addition to that of the process."""
 
 Read = Callable[[Path], object]
 
 
 @dataclass
 class Target:
-    """A reader: its name, valid inputs, and how a file is read.
+    """A reader to test.
 
-    whole: a seed is JSON, whose tree is mutated too. wrapped: how the mutated JSON becomes a file.
+    Args:
+        name: of the reader.
+        seeds: valid inputs.
+        read: reads a file.
+        whole: whether seeds are JSON, whose tree is also mutated.
+        wrapped: turns the mutated JSON into the content of a file.
     """
 
     name: str
@@ -59,7 +64,7 @@ class Target:
 
 @dataclass
 class Found:
-    """What became of the cases of a target."""
+    """The results of the cases of a target."""
 
     cases: int = 0
     refused: int = 0
@@ -69,7 +74,7 @@ class Found:
 
 
 class HangError(BaseException):
-    """Not an Exception, so that no reader takes it for a mistake in its input."""
+    """A case took too long; not an Exception, so that no reader catches it."""
 
 
 # ----------------------------------------------------------------------------------------- mutation
@@ -171,7 +176,7 @@ def case_of(draw: random.Random, target: Target) -> bytes:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Every reader, with seeds; what readers need beside the fuzzed file goes to a folder."""
+    """All readers with their seeds; other files that readers need are written to the folder."""
     return [*_recipes(folder), *_lists(), *_models(folder), *_runs(folder), *_others(folder)]
 
 
@@ -191,9 +196,9 @@ CHANGES = [b"seed=3", b"pool.grid={lr: [0.1, 0.2]}", b"methods=[ties, {name: mag
 
 
 def _recipes(folder: Path) -> list[Target]:
-    from negmerge.arguments import key_values, size
-    from negmerge.checking import check_methods
-    from negmerge.recipe import load_recipe
+    from negmerge.cli.arguments import key_values, size
+    from negmerge.runs.checks import check_methods
+    from negmerge.runs.recipe import load_recipe
 
     def recipe(path: Path) -> None:
         found = load_recipe(path)
@@ -223,7 +228,7 @@ def _recipes(folder: Path) -> list[Target]:
 
 
 def _recipe_tree() -> bytes:
-    from negmerge.recipe import load_recipe
+    from negmerge.runs.recipe import load_recipe
 
     return json.dumps(load_recipe("demo").model_dump(mode="json", by_alias=True)).encode()
 
@@ -231,21 +236,22 @@ def _recipe_tree() -> bytes:
 def _lists() -> list[Target]:
     import numpy as np
 
-    from negmerge.data.datasets import Images
-    from negmerge.data.records import positions_from, positions_of
-    from negmerge.data.splits import class_index, read_lines
-    from negmerge.search import read_rows
+    from negmerge.evaluation.search import read_rows
+    from negmerge.vision.datasets import Images
+    from negmerge.vision.records import listed_positions
+    from negmerge.vision.settings import Forget
+    from negmerge.vision.splits import class_index
 
     ids = np.array([f"img/{k}.png" for k in range(30)])
-
-    def indices(path: Path) -> None:
-        positions_from(read_lines(path), path, 30)
 
     blank = np.zeros((30, 1, 1, 1), np.uint8)
     images = Images(blank, np.zeros(30, np.int64), ids, ("cat", "dog"), "f")
 
+    def indices(path: Path) -> None:
+        listed_positions(images, images, Forget(indices=path))
+
     def records(path: Path) -> None:
-        positions_of(read_lines(path), path, images, images)
+        listed_positions(images, images, Forget(ids=path))
 
     def name(path: Path) -> None:
         class_index(path.read_bytes().decode(errors="replace"), ("cat", "dog"))
@@ -275,9 +281,9 @@ def _models(folder: Path) -> list[Target]:
     from safetensors.numpy import save_file
 
     import negmerge as nm
-    from negmerge.checkpoint import INDEX, Checkpoint
-    from negmerge.inspection import inspect, render
-    from negmerge.merge.accumulator import Accumulator
+    from negmerge.checkpoints.checkpoint import INDEX_FILE, Checkpoint
+    from negmerge.merging.accumulator import Accumulator
+    from negmerge.vectors.inspection import inspect, render
 
     draw = np.random.default_rng(0)
     models = [folder / f"{name}.safetensors" for name in ("base", "m1", "m2", "m3")]
@@ -306,7 +312,7 @@ def _models(folder: Path) -> list[Target]:
         Accumulator.load(path, base).finish("consensus")
 
     def sharded(path: Path) -> None:
-        path.replace(shards / INDEX)
+        path.replace(shards / INDEX_FILE)
         opened(shards)
 
     def with_data(name: str) -> tuple[bytes, Callable[[bytes], bytes]]:
@@ -383,20 +389,39 @@ SCORES = {
     "pool": [{"id": "ab", "settings": {"lr": 0.1}, "samples": 27, "seconds": 0.1}],
     "warnings": ["one"],
 }  # fmt: skip
+VALUES_OF_STEPS: list[Any] = [
+    {
+        "values": {"acc_forget": 93.0, "mia": None}, "intervals": {"acc_forget": [90.0, 95.0]},
+        "samples": {"forget": 14}, "bins": {"mia": [{"set": "forget", "low": 0.0, "count": 3}]},
+    },
+    {"acc_forget": 93.0, "acc_retain": 99.0},
+    0.5,
+    [0, 2, 1],
+]  # fmt: skip
+STATES = [{"id": "x", "seconds": 1.0, "value": value} for value in VALUES_OF_STEPS]
 UNIT = {"id": "f19b", "sha256": "0" * 64, "seconds": 5.0, "evaluations": 3}
 
 
 def _runs(folder: Path) -> list[Target]:
-    from negmerge.measuring import measured_before
-    from negmerge.records import Cost, Measured, Pair, read_record
-    from negmerge.report import collect, summary
-    from negmerge.report.tables import run_tables
-    from negmerge.rundir import Run
+    from negmerge.evaluation.metrics import metrics
+    from negmerge.merging.select import Greedy
+    from negmerge.reports.frames import bins_of, panel_of
+    from negmerge.reports.inspection import scores_table
+    from negmerge.reports.page_data import PageData
+    from negmerge.reports.summary import summary_of
+    from negmerge.runs.measurements import Evaluation, GreedySelection, MeanLoss, Measurement
+    from negmerge.runs.merges import Merge
+    from negmerge.runs.recipe import load_recipe
+    from negmerge.runs.records import Cost, read_record
+    from negmerge.runs.steps import ValueStep
+    from negmerge.runs.store import Run
 
     run = Run(folder / "run")
     (run.folder / "report/data").mkdir(parents=True)
+    (run.folder / "patches").mkdir()
+    run.patch("a").write_bytes(RECIPE)
     run.recipe.write_bytes(RECIPE)
-    (run.folder / "scores.json").write_text(json.dumps(SCORES))
+    run.scores.write_text(json.dumps(SCORES))
     (run.data / "one.png").write_bytes(b"\x89PNG")
 
     def at(name: str, read: Callable[[Run], object]) -> Read:
@@ -409,35 +434,44 @@ def _runs(folder: Path) -> list[Target]:
         return go
 
     def scores(own: Run) -> None:
-        run_tables({"finished": True, "scores": own.scores})
+        scores_table(own.result)
 
     def journal(own: Run) -> None:
-        own.has("patches/a", "f19b", own.recipe)
-        sum(unit["seconds"] + unit["evaluations"] for unit in own.journal.values())
+        own.find(Merge("f19b", own.base, (), "ties", "keep", own.patch("a")))
+        sum(unit.seconds + unit.evaluations for unit in own.journal.values())
 
-    def states(path: Path) -> None:
-        for kind in (Measured, Pair, dict[str, float], dict[str, float] | None):
+    def state(path: Path) -> None:
+        """As every step that keeps its value in a file reads it; one of them must take it."""
+        refused: list[NegMergeError] = []
+        steps: list[ValueStep[Any]] = [
+            Evaluation("x", path, path),
+            Measurement("x", path, path),
+            MeanLoss("x", path, (), "keep", "retain", 1.0, path),
+            GreedySelection("x", Greedy(), (), (), path, path),
+        ]
+        for step in steps:
             try:
-                measured_before(path, kind)
-            except NegMergeError:
-                continue
+                run.find(step)
+            except NegMergeError as error:
+                refused.append(error)
+        if len(refused) == len(steps):
+            raise refused[0]
 
     def manifest(own: Run) -> None:
-        own.finished_with("x", "y")
+        own.finished_with("x")
         with suppress(MismatchError):  # its hashes are not those of the files
             own.verify()
 
     def page(own: Run) -> None:
         """As the page does it, which says of whatever else is raised that it is damaged."""
-        from negmerge.report.page import BROKEN
+        from negmerge.reports.page import BROKEN
 
-        scores = own.scores
-        try:
-            collect.pictures(own)
-            collect.attack_frame(own, scores)
-            summary.sentence(scores)
-        except BROKEN:
-            pass
+        attack = metrics.get("mia").histogram
+        assert attack is not None
+        with suppress(*BROKEN):
+            panel_of(own, "gradcam")
+            bins_of(own, attack)
+            summary_of(PageData(own, load_recipe(own.recipe), own.result))
 
     files = {
         "recipe.yaml": {"bytes": 3, "sha256": "0" * 64},
@@ -464,7 +498,7 @@ def _runs(folder: Path) -> list[Target]:
 
     def with_scores(read: Read) -> Read:
         def go(path: Path) -> None:
-            (run.folder / "scores.json").write_text(json.dumps(SCORES))
+            run.scores.write_text(json.dumps(SCORES))
             read(path)
 
         return go
@@ -473,7 +507,7 @@ def _runs(folder: Path) -> list[Target]:
         whole("scores", SCORES, restored),
         whole("manifest", sealed, with_scores(at("manifest.json", manifest))),
         whole("journal", {"patches/a": UNIT, "sweeps/a": UNIT}, at("journal.json", journal)),
-        whole("states", ROW, states),
+        Target("states", [json.dumps(tree).encode() for tree in STATES], state, whole=True),
         whole(
             "training cost",
             {"id": "x", "samples": 3, "seconds": 1.0},
@@ -487,14 +521,14 @@ def _runs(folder: Path) -> list[Target]:
 def _others(folder: Path) -> list[Target]:
     import torch
 
-    from negmerge.convert import convert
-    from negmerge.data.cache import open_entry
-    from negmerge.data.places import Seen
-    from negmerge.models.heads import ready_head
-    from negmerge.models.pretrained import ClipSource
-    from negmerge.models.weights import load_tensors, save_tensors
-    from negmerge.reading import parse_json
-    from negmerge.training import Position, load_state, save_state
+    from negmerge.checkpoints.convert import convert
+    from negmerge.scenarios.clip.heads import ready_head
+    from negmerge.scenarios.clip.pretrained import ClipSource
+    from negmerge.support.reading import parse_json
+    from negmerge.training.states import Position, StateSaver, load_state
+    from negmerge.training.weights import load_tensors, save_tensors
+    from negmerge.vision.cache import open_entry
+    from negmerge.vision.places import Snapshot
 
     clip = folder / "clip"
     clip.mkdir()
@@ -541,7 +575,8 @@ def _others(folder: Path) -> list[Target]:
 
     network = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
-    save_state(folder / "state", network, optimizer, Position(3, 4, 0.5, 1.0))
+    with StateSaver(folder / "state", network, optimizer, 0) as saver:
+        saver.save(Position(3, 4, 0.5, 1.0))
     state, data = parts_of((folder / "state").read_bytes())
     heads = {"mnist": torch.ones(2, 3), "logit_scale": torch.tensor(1.0)}
     save_tensors(folder / "heads", heads, {"classes": json.dumps({"mnist": ["a", "b"]})})
@@ -572,7 +607,7 @@ def _others(folder: Path) -> list[Target]:
 
     def cached(path: Path) -> None:
         path.replace(entry / "entry.json")
-        open_entry(entry, Seen("x"))
+        open_entry(entry, Snapshot("x"))
 
     return [
         whole("CLIP config", config, configured("open_clip_config.json")),
@@ -607,7 +642,7 @@ def _others(folder: Path) -> list[Target]:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Stop what takes too long or too much memory."""
+    """Limit the time and the memory of the cases."""
 
     def stop(*_: object) -> None:
         raise HangError
@@ -626,11 +661,11 @@ def bounded() -> Iterator[None]:
 
 
 def fuzz(target: Target, cases: int, seed: int, folder: Path, keep: Path | None = None) -> Found:
-    """Run the cases of a target; what is neither a result nor a NegMergeError is a fault."""
+    """Run the cases of a target; any exception but NegMergeError is a fault."""
     draw = random.Random(f"{target.name} {seed}")
     found, path = Found(), folder / "case"
     if not any(_taken(target, raw, path) for raw in target.seeds):
-        found.faults["every seed is refused: what lies behind is not tried"] += 1
+        found.faults["every seed is refused, so that valid input is not tested"] += 1
     for _ in range(cases):
         raw = case_of(draw, target)
         path.write_bytes(raw)
@@ -672,27 +707,23 @@ def _taken(target: Target, raw: bytes, path: Path) -> bool:
 
 
 def table(results: dict[str, Found]) -> str:
-    """The result as Markdown."""
-    lines = [
-        "| reader | cases | refused | taken | slowest, ms | faults |",
-        "|---|--:|--:|--:|--:|---|",
+    """The results as Markdown."""
+    rows = [
+        {
+            "reader": name,
+            "cases": f"{one.cases:,}",
+            "refused": f"{one.refused:,}",
+            "taken": f"{one.cases - one.refused - sum(one.faults.values()):,}",
+            "slowest, ms": f"{1000 * one.slowest:.0f}",
+            "faults": "; ".join(f"{k} ({n})" for k, n in one.faults.items()) or "none",
+        }
+        for name, one in results.items()
     ]
-    for name, one in results.items():
-        faults = "; ".join(f"{k} ({n})" for k, n in one.faults.items()) or "none"
-        taken = one.cases - one.refused - sum(one.faults.values())
-        cells = [
-            f"{one.cases:,}",
-            f"{one.refused:,}",
-            f"{taken:,}",
-            f"{1000 * one.slowest:.0f}",
-            faults,
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return markdown_table(rows) + "\n"
 
 
 MENDED = "## Found and mended"
-"""The part of the record that is written by hand, and kept."""
+"""The heading of the part of the record that is written by hand and preserved."""
 RECORD = Path(__file__).parent / "results" / "fuzz.md"
 
 

@@ -1,4 +1,4 @@
-"""The membership attack beside scikit-learn's SVC: seconds, and which decisions differ.
+"""The membership attack compared with scikit-learn's SVC: seconds, and decisions that differ.
 
     python benchmarks/mia.py
 
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import sklearn
-from machine import describe
+from machine import describe, markdown_table
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
-from negmerge.evaluation import mia
+from negmerge.evaluation.attacks import svm
 
 RESULTS = Path(__file__).parent / "results"
 FORGET = 5_000
@@ -81,7 +81,7 @@ def measure(make: Callable[..., tuple[Confidence, ...]], points: int) -> dict[st
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
-        attack = mia.fit(members, rest)
+        attack = svm.fit(members, rest)
         ours = attack.predict_member(forget)
         seconds.append(time.perf_counter() - begin)
     row: dict[str, Any] = {
@@ -137,6 +137,9 @@ def with_svc(
 # ------------------------------------------------------------------------------------------ report
 
 
+TOLERANCES = {"1e-3": "svc", "1e-6": "svc_tol_1e-6"}
+
+
 def as_markdown(found: dict[str, Any]) -> str:
     lines = [
         "# The membership attack, measured",
@@ -146,39 +149,43 @@ def as_markdown(found: dict[str, Any]) -> str:
         "Confidences are synthetic. Seconds from them to "
         f"{FORGET:,} decisions: ours the median of five, SVC's once.",
         "",
-        "| confidences | points | ours, s | SVC, s | SVC, cache 2 GB, s | times faster | "
-        "error bound |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r in found["rows"]:
-        faster = min(r[k]["ratio"] for k in ("svc", "svc_cache_2000"))
-        lines.append(
-            f"| {r['confidences']} | {r['points']:,} | {r['seconds']:.3f} | "
-            f"{r['svc']['seconds']:.2f} | {r['svc_cache_2000']['seconds']:.2f} | {faster:.0f} | "
-            f"{r['error_bound']:.0e} |"
-        )
-    lines += [
+        markdown_table([speed_row(row) for row in found["rows"]]),
         "",
         "The error bound is on our decision values. The next table has the decisions that differ "
         f"among {FORGET:,}, our largest |decision value| among those, the largest difference of "
         "decision values, and SVC's score less ours in percentage points. Times faster is to the "
         "quicker of the two SVCs.",
         "",
-        "| confidences | points | SVC's tolerance | differ | at most at | difference | score |",
-        "|---|---|---|---|---|---|---|",
+        markdown_table([difference_row(row, tol) for row in found["rows"] for tol in TOLERANCES]),
     ]
-    for r in found["rows"]:
-        for name, tol in [("svc", "1e-3"), ("svc_tol_1e-6", "1e-6")]:
-            s = r[name]
-            stopped = "" if s["converged"] else f", stopped after {s['iterations']:,} iterations"
-            lines.append(
-                f"| {r['confidences']} | {r['points']:,} | {tol}{stopped} | "
-                f"{s['decisions_that_differ']} | "
-                f"{s['largest_decision_value_where_they_differ']:.1e} | "
-                f"{s['largest_difference_of_decision_values']:.1e} | "
-                f"{s['score_minus_ours']:+.2f} |"
-            )
     return "\n".join(lines) + "\n"
+
+
+def speed_row(row: dict[str, Any]) -> dict[str, str]:
+    times = [row[name]["seconds"] for name in ("svc", "svc_cache_2000")]
+    return {
+        "confidences": row["confidences"],
+        "points": f"{row['points']:,}",
+        "ours, s": f"{row['seconds']:.3f}",
+        "SVC, s": f"{times[0]:.2f}",
+        "SVC, cache 2 GB, s": f"{times[1]:.2f}",
+        "times faster": f"{min(times) / row['seconds']:.0f}",
+        "error bound": f"{row['error_bound']:.0e}",
+    }
+
+
+def difference_row(row: dict[str, Any], tolerance: str) -> dict[str, str]:
+    svc = row[TOLERANCES[tolerance]]
+    stopped = "" if svc["converged"] else f", stopped after {svc['iterations']:,} iterations"
+    return {
+        "confidences": row["confidences"],
+        "points": f"{row['points']:,}",
+        "SVC's tolerance": tolerance + stopped,
+        "differ": str(svc["decisions_that_differ"]),
+        "at most at": f"{svc['largest_decision_value_where_they_differ']:.1e}",
+        "difference": f"{svc['largest_difference_of_decision_values']:.1e}",
+        "score": f"{svc['score_minus_ours']:+.2f}",
+    }
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Puts the records of benchmarks/results into docs/results.md, between the lines that name them.
+"""Copies the records of benchmarks/results into docs/results.md.
 
     python benchmarks/results_page.py
 
-A record goes between `<!-- record: NAME.md -->` and `<!-- end -->`, without its title, its headings
-one level down. The words around stay as they are.
+A record replaces the text between `<!-- record: NAME.md -->` and `<!-- end -->`, without its title
+and with its headings one level down. Other text stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLACE = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def refreshed(text: str, results: Path = RESULTS) -> str:
-    """The page with what the records say now."""
+    """The page with the current records."""
 
     def filled(place: re.Match[str]) -> str:
         _, _, body = (results / place[2]).read_text().partition("\n")

@@ -1,9 +1,9 @@
-"""Training, sweep and pool beside the plainest way to do the same, in one run.
+"""Training, sweep and pool, compared with the simplest code that does the same.
 
     python benchmarks/training.py
 
-The embedded data and the small ResNet. Each pair is measured in turns, several times; ratios are of
-the best times. Writes benchmarks/results/training.json and .md.
+Uses the embedded data and the small ResNet. Both sides are measured alternately, several times;
+ratios are computed from the best times. Writes benchmarks/results/training.json and .md.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import describe
+from machine import describe, markdown_table
 from torch import nn
 
 import negmerge as nm
-from negmerge.criteria import criteria
-from negmerge.data.feeds import ImageFeed
-from negmerge.evaluation.predictions import BATCH, predict
-from negmerge.executors import InProcess, LocalProcesses, keep_memory
-from negmerge.models.weights import save_model
-from negmerge.parallel import available_workers
-from negmerge.pool import make_job, run_job
-from negmerge.recipe import Search, load_recipe
-from negmerge.scenario import Scenario
-from negmerge.search import search_scale
-from negmerge.training import train
+from negmerge.evaluation.criteria import criteria
+from negmerge.evaluation.passes import batches
+from negmerge.evaluation.scales import Search
+from negmerge.evaluation.search import Curve, InPlace, search_scale
+from negmerge.runs.executors import InProcess, LocalProcesses, keep_freed_memory
+from negmerge.runs.recipe import Recipe, load_recipe
+from negmerge.runs.trainings import Start, Training, make_training
+from negmerge.scenarios.classify.scenario import Classify
+from negmerge.support.parallel import worker_count
+from negmerge.training.feeds import CachedFeed
+from negmerge.training.loop import train
+from negmerge.training.weights import save_model
+from negmerge.vision.feed import ImageFeed
 
 RESULTS = Path(__file__).parent / "results"
 SCALES = tuple(k / 20 for k in range(20))
@@ -50,17 +52,19 @@ def seconds(work: Callable[[], Any], clock: Clock) -> float:
 def in_turns(
     one: Callable[[], Any], two: Callable[[], Any], times: int, clock: Clock = time.perf_counter
 ) -> tuple[float, float]:
-    """The best times of two pieces of work, measured one after the other, again and again."""
+    """The best times of two functions that are measured alternately."""
     pairs = [(seconds(one, clock), seconds(two, clock)) for _ in range(times)]
     return min(p[0] for p in pairs), min(p[1] for p in pairs)
 
 
-def loop_speed(scenario: Scenario, augments: bool) -> dict[str, Any]:
-    """Our loop, from stored pixels, beside a bare one on floats that lie ready.
+def loop_speed(scenario: Classify, augments: bool) -> dict[str, Any]:
+    """The training loop on stored pixels, compared with a minimal loop on prepared floats.
 
-    augments: whether ours crops and flips as well, which the bare one never does.
+    Args:
+        scenario: the data and the model.
+        augments: whether the training loop crops and flips; the minimal loop never does.
     """
-    settings = scenario.recipe.train.model_copy(update={"epochs": 1, "schedule": "constant"})
+    settings = scenario.settings.train.model_copy(update={"epochs": 1, "schedule": "constant"})
     own = {"crop": 2, "flip": True} if augments else {"crop": 0, "flip": False}
     ours_settings = settings.model_copy(update={"augment": settings.augment.model_copy(update=own)})
     images = scenario.images[0]
@@ -70,7 +74,7 @@ def loop_speed(scenario: Scenario, augments: bool) -> dict[str, Any]:
     state = Path(tempfile.mkdtemp()) / "state"
 
     def bare() -> None:
-        model = scenario.network().to(memory_format=torch.channels_last).train()
+        model = scenario.model().to(memory_format=torch.channels_last).train()
         optimizer = torch.optim.SGD(
             model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=5e-4
         )
@@ -80,7 +84,7 @@ def loop_speed(scenario: Scenario, augments: bool) -> dict[str, Any]:
             optimizer.step()
 
     def ours() -> None:
-        train(scenario.network(), feed, ours_settings, seed=0, state=state)
+        train(scenario.model(), feed, ours_settings, seed=0, state=state)
 
     bare(), ours()
     plain, full = in_turns(bare, ours, 9)
@@ -94,46 +98,47 @@ def loop_speed(scenario: Scenario, augments: bool) -> dict[str, Any]:
     }
 
 
-def sweep_cost(scenario: Scenario, folder: Path) -> dict[str, Any]:
-    """20 λ with accuracies and membership inference, beside 20 bare forward passes.
+def sweep_cost(scenario: Classify, folder: Path) -> dict[str, Any]:
+    """A sweep of 20 λ with accuracies and membership inference, compared with 20 forward passes.
 
-    In one thread, as a run's workers do it, and in seconds of the processor.
+    Measured in one thread, as in the workers of a run, in processor time.
     """
     torch.set_num_threads(1)
-    keep_memory()
-    model = scenario.network().eval()
+    keep_freed_memory()
+    model = scenario.model().eval()
     base, tuned = folder / "base.safetensors", folder / "tuned.safetensors"
     save_model(base, model, {})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
     save_model(tuned, model, {})
-    model = scenario.network(base)
-    tau = nm.TaskVector.between(base, tuned)  # dense: the most that can be added and undone
+    model = scenario.model(base)
+    tau = nm.merge(base, [tuned])  # dense: the most that can be added and undone
     sizes = {"retain": 1500, "forget": 300, "test": 1500}
     feeds = {
         name: ImageFeed(feed.images, feed.indices[: sizes[name]])
-        for name, feed in scenario.scoring_feeds("report").items()
+        for name, feed in scenario.eval_sets("report").items()
+        if isinstance(feed, ImageFeed)
     }
-    batches = [
-        feed.test_batch(np.arange(start, min(start + BATCH, len(feed))))[0]
-        for feed in feeds.values()
-        for start in range(0, len(feed), BATCH)
+    inputs = [
+        feed.test_batch(picked)[0] for feed in feeds.values() for picked in batches(len(feed))
     ]
 
     def forward() -> None:
         model.eval()
         with torch.inference_mode():
             for _ in SCALES:
-                for batch in batches:
+                for batch in inputs:
                     model(batch)
 
     def ours() -> None:
-        search_scale(model, tau, Search(scales=SCALES), criteria.get("oracle"), None, feeds)
+        kept = {name: CachedFeed(feed) for name, feed in feeds.items()}
+        evaluator = InPlace(model, tau, partial(scenario.measure_on, kept))
+        search_scale(Curve(evaluator, 0), Search(scales=SCALES), criteria.get("keep_retain"))
 
-    predict(model, feeds["test"])
+    scenario.measure_on(feeds, model)
     plain, full = in_turns(forward, ours, 5, time.process_time)
-    torch.set_num_threads(available_workers(None))
+    torch.set_num_threads(worker_count(None))
     return {
         "what": "sweep of 20 λ with MIA, times its 20 bare forward passes",
         "measured": full / plain,
@@ -143,31 +148,30 @@ def sweep_cost(scenario: Scenario, folder: Path) -> dict[str, Any]:
     }
 
 
-def pool_throughput(scenario: Scenario, folder: Path) -> dict[str, Any]:
-    """Four members in two processes of one thread, beside one after another with two threads."""
+def pool_throughput(recipe: Recipe, scenario: Classify, folder: Path) -> dict[str, Any]:
+    """Four members in two processes of one thread, compared with one process of two threads."""
     base = folder / "base.safetensors"
-    save_model(base, scenario.network(), {})
-    settings = scenario.recipe.pool.members()[0].model_copy(update={"epochs": 10})
+    save_model(base, scenario.model(), {})
+    settings = recipe.pool.members()[0].model_copy(update={"epochs": 10})
     serial = InProcess(scenario)
-    make = partial(Scenario, scenario.recipe)
-    with LocalProcesses(make, 2, 2) as processes:
+    with LocalProcesses(partial(Recipe.make_scenario, recipe), 2, 2) as processes:
 
-        def members(round_: str) -> list[Any]:
+        def members(round_: str) -> list[Training]:
             return [
-                make_job(
+                make_training(
                     scenario,
                     "member",
                     "forget",
                     settings.model_copy(update={"lr": 0.01 * (k + 1)}),
                     out=lambda name: folder / round_ / f"{name}.safetensors",
                     states=folder,
-                    start=(base, "base"),
+                    start=Start(base, "base"),
                 )
                 for k in range(4)
             ]
 
         def work(executor: Any, round_: str) -> None:
-            for _ in executor.map(run_job, members(round_), lambda count: None):
+            for _ in executor.run(members(round_), lambda count: None):
                 pass
 
         work(processes, "warm")
@@ -183,14 +187,27 @@ def pool_throughput(scenario: Scenario, folder: Path) -> dict[str, Any]:
     }
 
 
+def goal(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the record."""
+    return {
+        "what": row["what"],
+        "measured": f"{row['measured']:.3f}",
+        "wanted": row["wanted"],
+        "reached": ("yes" if row["reached"] else "no") if row["wanted"] else "",
+        "details": ", ".join(f"{k} {v:.3g}" for k, v in row["details"].items()),
+    }
+
+
 def main() -> None:
     begun = time.monotonic()
-    scenario = Scenario(load_recipe("demo"))
+    recipe = load_recipe("demo")
+    scenario = recipe.make_scenario()
+    assert isinstance(scenario, Classify)
     rows = [loop_speed(scenario, augments=False), loop_speed(scenario, augments=True)]
     with tempfile.TemporaryDirectory() as folder:
         rows.append(sweep_cost(scenario, Path(folder)))
     with tempfile.TemporaryDirectory() as folder:
-        rows.append(pool_throughput(scenario, Path(folder)))
+        rows.append(pool_throughput(recipe, scenario, Path(folder)))
     minutes = (time.monotonic() - begun) / 60
     record = {"machine": describe(), "minutes": round(minutes, 1), "rows": rows}
     (RESULTS / "training.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -199,15 +216,8 @@ def main() -> None:
         "",
         f"`python benchmarks/training.py` on {describe()}, {minutes:.1f} minutes.",
         "",
-        "| what | measured | wanted | reached | details |",
-        "|---|---|---|---|---|",
+        markdown_table([goal(row) for row in rows]),
     ]
-    for row in rows:
-        details = ", ".join(f"{k} {v:.3g}" for k, v in row["details"].items())
-        reached = ("yes" if row["reached"] else "no") if row["wanted"] else ""
-        lines.append(
-            f"| {row['what']} | {row['measured']:.3f} | {row['wanted']} | {reached} | {details} |"
-        )
     (RESULTS / "training.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

@@ -176,8 +176,8 @@ def test_seeds_give_a_deviation(desk, place: Path, capsys):
     assert "2 runs with the seeds 0, 1." in said
     frame = pd.read_csv(place / "out/T3.csv").set_index("method")
     found = []
-    for run in place.glob("out/desk_clip_fashion-fashion_mnist-*"):
-        result, recipe = Run(run).result, load_recipe(run / "recipe.yaml")
+    for scores in place.glob("out/desk_clip_fashion-fashion_mnist-*/scores.json"):
+        result, recipe = Run(scores.parent).result, load_recipe(scores.with_name("recipe.yaml"))
         if [m.title for m in recipe.methods] == ["consensus"]:
             found.append(result.methods[0].value("acc_forget"))
     row = frame.loc["negmerge"].query("dataset == 'cars'").iloc[0]

@@ -4,7 +4,8 @@
 
 Both decode JPEG files of 500 × 375 pixels and augment them by timm's transform to 224 × 224, for 0,
 1 and 2 workers. Both sides are measured alternately; ratios are those of each round, of which the
-median counts. Writes benchmarks/results/feed.md.
+median counts. The clock runs from when all workers work to the last batch: the start and the end of
+worker processes happen once in a training. Writes benchmarks/results/feed.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,19 @@ import numpy as np
 import torch
 from machine import describe, markdown_table
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from negmerge.training.hyperparameters import Augmentation, HyperParameters, RandAugment
-from negmerge.training.prefetch import training_batches
+from negmerge.training.prefetch import AHEAD, training_batches
 from negmerge.vision.datasets import resolve
 from negmerge.vision.original_feed import OriginalFeed
 from negmerge.vision.originals import load_originals
 
 RESULTS = Path(__file__).parent / "results"
-PICTURES, SIZE, BATCH, ROUNDS = 128, 224, 8, 3
+PICTURES, EPOCHS, SIZE, BATCH, ROUNDS = 512, 2, 224, 64, 3
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 SETTINGS = HyperParameters(
-    epochs=1, batch=BATCH, augment=Augmentation(randaugment=RandAugment(n=2, m=5))
+    epochs=EPOCHS, batch=BATCH, augment=Augmentation(randaugment=RandAugment(n=2, m=5))
 )
 
 
@@ -60,22 +62,29 @@ def plain(folder: Path, workers: int) -> Iterator[Iterator[Any]]:
         img_size=SIZE, auto_augment="rand-m5-n2-mstd0.5", mean=MEAN, separate=True
     )
     pictures = ImageFolder(folder / "train", Compose([own[0], own[1], ToTensor()]))
-    yield iter(DataLoader(pictures, BATCH, shuffle=True, num_workers=workers))
+    order = RandomSampler(pictures, num_samples=EPOCHS * len(pictures))
+    yield iter(DataLoader(pictures, BATCH, sampler=order, num_workers=workers))
 
 
-def speed(batches: Iterable[Any]) -> float:
-    """Pictures per second after the first batch, which waits for the start of workers."""
-    source = iter(batches)
+def started(batches: Iterable[Any], workers: int) -> Iterator[Any]:
+    """The batches that come after those which were prepared while other workers started."""
+    return islice(batches, max(workers, 1) * (AHEAD + 1), None)
+
+
+def speed(batches: Iterable[Any], workers: int) -> float:
+    """Pictures per second."""
+    source = started(batches, workers)
     next(source)
-    begun, count = time.perf_counter(), 0
+    begun = ended = time.perf_counter()
+    count = 0
     for inputs, _ in source:
-        count += len(inputs)
-    return count / (time.perf_counter() - begun)
+        count, ended = count + len(inputs), time.perf_counter()
+    return count / (ended - begun)
 
 
-def waiting(batches: Iterable[Any], step: float) -> float:
+def waiting(batches: Iterable[Any], workers: int, step: float) -> float:
     """The share of time for which a loop waits whose network takes `step` seconds for a batch."""
-    source = iter(batches)
+    source = started(batches, workers)
     next(source)
     begun, waited = time.perf_counter(), 0.0
     while True:
@@ -102,9 +111,9 @@ def main() -> None:
             pairs: list[tuple[float, float]] = []
             for seed in range(ROUNDS):
                 with plain(folder, workers) as batches:
-                    other = speed(batches)
+                    other = speed(batches, workers)
                 with training_batches(feed, SETTINGS, seed, workers=workers) as batches:
-                    pairs.append((speed(batches), other))
+                    pairs.append((speed(batches, workers), other))
             ratio = statistics.median(own / other for own, other in pairs)
             own, other = (statistics.median(side) for side in zip(*pairs, strict=True))
             slow[workers] = 2 * BATCH / own
@@ -121,7 +130,7 @@ def main() -> None:
             shares: list[float] = []
             for seed in range(ROUNDS):
                 with training_batches(feed, SETTINGS, seed, workers=workers) as batches:
-                    shares.append(waiting(batches, slow[workers]))
+                    shares.append(waiting(batches, workers, slow[workers]))
             share = statistics.median(shares)
             rows.append(
                 {
@@ -139,8 +148,8 @@ def main() -> None:
         f"`python benchmarks/feed.py` on {describe()}, {minutes:.1f} minutes; load average of the "
         f"machine before the start: {busy:.1f} (other work ran at the same time if it is above 0). "
         f"{PICTURES} JPEG files of 500 × 375, {SIZE} px, timm's transform with RandAugment n = 2, "
-        f"m = 5; medians of {ROUNDS} alternating rounds, after the first batch. Starting a worker "
-        "takes some seconds once in a training.\n\n" + markdown_table(rows)
+        f"m = 5, batches of {BATCH}; medians of {ROUNDS} alternating rounds. The start of a worker, "
+        "some seconds once in a training, is not counted.\n\n" + markdown_table(rows)
     )
     (RESULTS / "feed.md").write_text(text.rstrip() + "\n")
     print(text)

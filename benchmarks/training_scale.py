@@ -73,7 +73,7 @@ class Pixels(DatasetFeed):
 
 def speed(model: nn.Module) -> dict[str, Any]:
     """Seconds of a few steps by the loop and by a bare loop, in turns."""
-    feed, settings = Pixels(2 * BATCH), settings_of()
+    feed, settings = Pixels(8 * BATCH), settings_of()
 
     def bare() -> None:
         model.train()
@@ -219,7 +219,7 @@ def main() -> None:
         "# Training at the size of ViT-B/32",
         "",
         f"`python benchmarks/training_scale.py` on {describe()}, {minutes:.1f} minutes, one "
-        "thread, with other work beside it; random weights and images, AdamW, attention frozen.",
+        "thread; random weights and images, AdamW, attention frozen.",
         "",
         f"**Speed**: {fast['ratio']:.3f} of a bare loop of torch (wanted: 0.97, {reached}): median "
         f"of {ROUNDS} pairs in turns, processor time, {fast['images']} images in batches of {BATCH}"

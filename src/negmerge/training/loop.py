@@ -241,7 +241,8 @@ def deterministic() -> Iterator[None]:
 def check_finite(model: nn.Module) -> None:
     """Raise an error if weights or buffers are not finite although the loss was."""
     for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        # A sum is finite only if all elements are, and takes a tenth of the time.
+        if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
             raise ValueRangeError(
                 f"training diverged: {name!r} is not finite; use a smaller learning rate"
             )

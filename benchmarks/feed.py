@@ -148,8 +148,8 @@ def main() -> None:
         f"`python benchmarks/feed.py` on {describe()}, {minutes:.1f} minutes; load average of the "
         f"machine before the start: {busy:.1f} (other work ran at the same time if it is above 0). "
         f"{PICTURES} JPEG files of 500 × 375, {SIZE} px, timm's transform with RandAugment n = 2, "
-        f"m = 5, batches of {BATCH}; medians of {ROUNDS} alternating rounds. The start of a worker, "
-        "some seconds once in a training, is not counted.\n\n" + markdown_table(rows)
+        f"m = 5, batches of {BATCH}; medians of {ROUNDS} alternating rounds. The start of a "
+        "worker, some seconds once in a training, is not counted.\n\n" + markdown_table(rows)
     )
     (RESULTS / "feed.md").write_text(text.rstrip() + "\n")
     print(text)

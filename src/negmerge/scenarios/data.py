@@ -88,8 +88,6 @@ class DataScenario(Scenario):
         """Measure a model on some sets.
 
         Args:
-            feeds: the sets, by name.
-            model: the model.
             advance: called with the number of samples after each batch.
             histogram: whether the scores have the histograms of the page.
         """
@@ -116,7 +114,6 @@ def require_sets(scenario: Scenario, what: str) -> DataScenario:
     """Return the scenario if it has sets of samples, and raise if not.
 
     Args:
-        scenario: any scenario.
         what: the feature that needs the sets, for the error.
     """
     if not isinstance(scenario, DataScenario):

@@ -30,7 +30,6 @@ class ModuleScenario(ClassifierScenario):
     """A module and its sets; creating it raises if they do not fit.
 
     Args:
-        settings: the fields of the recipe.
         model: the original; it is copied, never changed.
         splits: the sets, by name.
         weights: a hash of the model's state.

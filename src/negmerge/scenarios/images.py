@@ -119,11 +119,9 @@ class ClassifierScenario(DataScenario):
             return spaced(len(feed))
         labels = np.concatenate([feed.test_batch(some)[1].numpy() for some in batches(len(feed))])
         share = max(IMAGES // len(self.shown_classes), 1)
-        picked = [np.zeros(0, np.int64)]
-        for name in self.shown_classes:
-            own = np.flatnonzero(labels == list(self.class_names).index(name))
-            picked.append(own[spaced(len(own), share)])
-        return np.concatenate(picked)
+        numbers = [list(self.class_names).index(name) for name in self.shown_classes]
+        members = [np.flatnonzero(labels == number) for number in numbers]
+        return np.concatenate([own[spaced(len(own), share)] for own in members])
 
     def loss(self, settings: HyperParameters) -> Objective:
         """Cross-entropy."""

@@ -107,18 +107,15 @@ def training_batches(
 
 def _finished(source: Iterator[Any], feed: Any, device: torch.device) -> Iterator[Batch]:
     """Move batches of workers to the device and finish them; raise the errors of workers."""
-    while True:
-        try:
-            found = next(source)
-        except StopIteration:
-            return
-        except (EOFError, OSError) as error:  # a worker ended while it sent a batch
-            raise _ended(error) from error
-        if isinstance(found, NegMergeError):
-            raise found
-        inputs, labels = found
-        inputs = to_device(inputs, device, non_blocking=True)
-        yield feed.finish((inputs, labels.to(device, non_blocking=True)))
+    try:
+        for found in source:
+            if isinstance(found, NegMergeError):
+                raise found
+            inputs, labels = found
+            inputs = to_device(inputs, device, non_blocking=True)
+            yield feed.finish((inputs, labels.to(device, non_blocking=True)))
+    except (EOFError, OSError) as error:  # a worker ended while it sent a batch
+        raise _ended(error) from error
 
 
 def _ended(error: Exception) -> NegMergeError:

@@ -36,7 +36,6 @@ class Classify(ClassifierScenario):
         self.settings = settings
 
     def check(self) -> None:
-        """Raise if the data, the model or the files of the recipe cannot be used."""
         settings = self.settings
         models.get(settings.model.name)
         given = {
@@ -89,12 +88,10 @@ class Classify(ClassifierScenario):
         return divide_for_search(self.splits, self.samples, self.seed)
 
     def train_set(self, name: TrainingSet) -> Feed:
-        """The images of a set, for training."""
         where = getattr(self.splits, name)
         return ImageFeed(self.images[0], where, self.source.crop, self.source.flip)
 
     def eval_sets(self, use: Use) -> dict[str, Feed]:
-        """The images that choose λ, or those that are reported, by set."""
         parts, (train, test) = self.parts, self.images
         sets = parts.choose if use == "choose" else parts.report
         if self.uses_reported_data:
@@ -104,7 +101,6 @@ class Classify(ClassifierScenario):
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The class names in the order of the labels."""
         return self.images[0].classes
 
     # --------------------------------------------------------------------------------------- models
@@ -147,7 +143,6 @@ class Classify(ClassifierScenario):
 
     @property
     def training(self) -> HyperParameters:
-        """How the original is trained."""
         return self.settings.train
 
     @property
@@ -157,7 +152,6 @@ class Classify(ClassifierScenario):
 
     @property
     def identity(self) -> list[Any]:
-        """What every trained model depends on beside its hyper-parameters."""
         data = [images.fingerprint for images in self.images]
         source, model = self.source, self.settings.model
         seen = [source.mean, source.std, source.crop, source.flip, self.class_names]
@@ -165,7 +159,6 @@ class Classify(ClassifierScenario):
         return [data, seen, self.splits.fingerprint, model.name, start]
 
     def describe(self) -> Description:
-        """The sizes of all sets."""
         splits, parts = self.splits, self.parts
         sets = ("retain", "forget", "validation", "test")
         chosen_on = {name: len(part) for name, part in parts.choose.items()}

@@ -57,7 +57,6 @@ class ClipScenario(ClassifierScenario):
         self.source = ClipSource(settings.model.name, self.clip.pretrained)
 
     def check(self) -> None:
-        """Raise if the data, the model or the files of the recipe cannot be used."""
         self.source.fingerprint  # noqa: B018 (reads the configuration and finds the weights)
         self.heads  # noqa: B018 (opens the data, builds the heads that are not in the cache)
         self.check_shown_classes()
@@ -285,7 +284,6 @@ class ClipScenario(ClassifierScenario):
 
     @property
     def identity(self) -> list[Any]:
-        """What every trained model depends on beside its hyper-parameters."""
         train = self.originals
         own = [train.fingerprint, self._words(self.settings.data, train.classes)]
         trained = [self._part_hashes["train"], LEAST, self.clip.augmentation]
@@ -293,7 +291,6 @@ class ClipScenario(ClassifierScenario):
 
     @property
     def scored_on(self) -> list[Any]:
-        """What every score depends on beside the weights."""
         names = self.control[1].classes
         sets = [images.fingerprint for images in (*self.forget, *self.control)]
         return [sets, self._part_hashes, self._words(self.clip.control, names), self.identity]

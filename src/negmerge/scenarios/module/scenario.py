@@ -111,7 +111,6 @@ class ModuleScenario(ClassifierScenario):
         return np.sort(order[: min(samples, max(size // 2, 1))])
 
     def train_set(self, name: TrainingSet) -> Feed:
-        """The samples of a set, for training."""
         return self.splits[name]
 
     def eval_sets(self, use: Use) -> dict[str, Feed]:
@@ -133,7 +132,6 @@ class ModuleScenario(ClassifierScenario):
         return network
 
     def describe(self) -> Description:
-        """The sizes of all sets."""
         return Description(
             data=self.name,
             forgotten_class=None,

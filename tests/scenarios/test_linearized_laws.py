@@ -19,8 +19,7 @@ from negmerge.evaluation.scales import Search
 from negmerge.evaluation.scores import score
 from negmerge.evaluation.search import Curve, search_scale
 from negmerge.scenarios.clip.classifier import ClipClassifier, freeze_parts
-from negmerge.scenarios.clip.linear import LinearEvaluator
-from negmerge.scenarios.clip.linearized import LinearizedClassifier
+from negmerge.scenarios.clip.linearized import LinearEvaluator, LinearizedClassifier
 from negmerge.scenarios.clip.scenario import ClipScenario
 from negmerge.scenarios.clip.settings import ClipSettings
 from negmerge.scenarios.settings import Setup

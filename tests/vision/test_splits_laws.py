@@ -254,16 +254,16 @@ def test_draws_are_those_of_recorded_runs(tmp_path: Path):
 def test_samples_that_choose_are_not_reported(validation, samples, seed):
     splits = make_splits(labelled(500), labelled(200), Forget(fraction=0.1), validation, seed)
     parts = divide_for_search(splits, samples, seed)
-    assert not np.intersect1d(parts.retain, parts.report_retain).size
-    assert not np.intersect1d(parts.forget, parts.report_forget).size
-    assert np.array_equal(np.union1d(parts.forget, parts.report_forget), splits.forget)
-    assert np.array_equal(np.union1d(parts.retain, parts.report_retain), splits.retain)
-    assert len(parts.forget) == min(samples, len(splits.forget) // 2)
+    for name in ("retain", "forget"):
+        chosen, reported = parts.choose[name], parts.report[name]
+        assert not np.intersect1d(chosen, reported).size
+        assert np.array_equal(np.union1d(chosen, reported), getattr(splits, name))
+    assert len(parts.choose["forget"]) == min(samples, len(splits.forget) // 2)
     if validation:
         assert parts.holdout_from == "validation"
-        assert np.array_equal(parts.report_test, splits.test)
+        assert np.array_equal(parts.report["test"], splits.test)
     else:
-        assert not np.intersect1d(parts.holdout, parts.report_test).size
+        assert not np.intersect1d(parts.choose["holdout"], parts.report["test"]).size
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(0, 80))

@@ -33,13 +33,7 @@ Use = Literal["choose", "report"]
 
 
 class TrainingOptions(TypedDict, total=False):
-    """Options of a training that do not change its result.
-
-    Args:
-        state: the file that keeps a training in progress; if it exists, the training continues.
-        save_every: the least seconds between two saves of the state; see `StateSaver`.
-        advance: called with the number of samples after each batch.
-    """
+    """Options of a training that do not change its result, as in `training.loop.train`."""
 
     state: Path | None
     save_every: float
@@ -62,7 +56,6 @@ class ToTrain:
 
     Args:
         on: the set that the model is trained on.
-        settings: the hyper-parameters.
         remedy: if the recipe does not mention this training, how to skip or to shorten it.
     """
 
@@ -133,12 +126,8 @@ class Scenario(ABC):
 
     def __init__(self, settings: ScenarioSettings, setup: Setup) -> None:
         self.settings = settings
-        self.seed, self.samples, self.uses_reported_data = (
-            setup.seed,
-            setup.samples,
-            setup.uses_reported_data,
-        )
-        self.progress = setup.progress
+        self.seed, self.samples, self.progress = setup.seed, setup.samples, setup.progress
+        self.uses_reported_data = setup.uses_reported_data
 
     # ---------------------------------------------------------------------------------- description
 
@@ -226,10 +215,7 @@ class Scenario(ABC):
         """Train a model in place.
 
         Args:
-            model: the model; it is changed.
             on: the set that it is trained on.
-            settings: the hyper-parameters.
-            seed: the seed of all random numbers.
             options: the file of the state, and the function that shows progress.
         """
 

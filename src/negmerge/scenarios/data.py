@@ -70,12 +70,10 @@ class DataScenario(Scenario):
         seed: int,
         **options: Unpack[TrainingOptions],
     ) -> Trained:
-        """Train a model in place."""
         feed, objective = self.train_set(on), self.loss(settings)
         return train(model, feed, settings, seed, objective=objective, **options)
 
     def measure(self, model: nn.Module, use: Use, advance: Advance = lambda count: None) -> Scores:
-        """Measure a model on the sets that choose λ or on those that are reported."""
         return self.measure_on(self.eval_sets(use), model, advance, histogram=use == "report")
 
     def measure_on(
@@ -88,8 +86,6 @@ class DataScenario(Scenario):
         """Measure a model on some sets.
 
         Args:
-            feeds: the sets, by name.
-            model: the model.
             advance: called with the number of samples after each batch.
             histogram: whether the scores have the histograms of the page.
         """
@@ -100,7 +96,6 @@ class DataScenario(Scenario):
         return replace(scores, bins=histograms(found, self.metrics)) if histogram else scores
 
     def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
-        """Return an object that measures θ − λτ at any λ, on the sets that choose λ."""
         feeds = {name: CachedFeed(feed) for name, feed in self.eval_sets("choose").items()}
         return InPlace(model, tau, lambda own, advance: self.measure_on(feeds, own, advance))
 
@@ -116,7 +111,6 @@ def require_sets(scenario: Scenario, what: str) -> DataScenario:
     """Return the scenario if it has sets of samples, and raise if not.
 
     Args:
-        scenario: any scenario.
         what: the feature that needs the sets, for the error.
     """
     if not isinstance(scenario, DataScenario):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from negmerge.scenarios.settings import Panel, ScenarioSettings
 from negmerge.support.settings import Strict
 
-GRADCAM = Panel("gradcam", "Where the models look")
-
 
 class GradCam(Strict):
     """The images of the Grad-CAM panel."""
@@ -21,6 +19,6 @@ class ImageSettings(ScenarioSettings):
     forget_metric = "acc_forget"
     retain_metric = "acc_retain"
     order = ("acc_retain", "acc_forget", "acc_test", "acc_holdout", "mia")
-    panels = (GRADCAM,)
+    panels = (Panel("gradcam", "Where the models look"),)
 
     gradcam: GradCam = GradCam()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from negmerge.errors import MismatchError, OptionError, quoted
@@ -32,15 +31,6 @@ from negmerge.vision.gradcam import grad_cam, picture
 
 IMAGES = 4
 """How many forget images Grad-CAM shows."""
-
-EXPLANATION = (
-    "Grad-CAM for the true class on {images} of the reported forget set. Red marks the pixels that "
-    "contribute most to the class; each map has its own scale."
-)
-CONFLICT = (
-    " Conflict subtracts the elements whose signs disagree, consensus those whose signs agree, "
-    "each with its own λ: {scales}."
-)
 
 
 class ClassifierScenario(DataScenario):
@@ -72,17 +62,41 @@ class ClassifierScenario(DataScenario):
         if inputs.dim() != 4 or inputs.shape[1] not in (1, 3):
             shape = tuple(inputs.shape[1:])
             return empty_panel(f"the inputs are not images, their shape is {shape}")
-        images = [Cell(picture(i), int(k)) for i, k in zip(inputs, labels, strict=True)]
-        seen = {"image": images}
+        names = [self.class_name(int(label)) for label in labels]
+        alts = [f"forget image {k}, {name}" for k, name in enumerate(names, 1)]
+        rows: list[list[dict[str, str]]] = [[] for _ in names]
+        files: dict[str, bytes] = {}
+
+        def add(title: str, pngs: list[bytes], captions: list[str], alts: list[str]) -> None:
+            for k, (png, caption, alt) in enumerate(zip(pngs, captions, alts, strict=True)):
+                file = f"gradcam-{k + 1}-{title}.png"
+                rows[k].append({"file": file, "caption": caption, "alt": alt})
+                files[file] = png
+
+        add("image", [picture(pixels) for pixels in inputs], names, alts)
         for one in models:
             try:
-                seen[one.title] = cells_of(self, one, inputs, labels, argument)
+                maps, shares = maps_of(self.model(one.model), one, inputs, labels, argument)
+                pngs = [picture(i, heat) for i, heat in zip(inputs, maps, strict=True)]
             except MismatchError as error:
                 return empty_panel(str(error))
             except Exception as error:  # a network may raise anything; a run needs no pictures
                 return empty_panel(f"Grad-CAM failed: {type(error).__name__}: {error}")
+            captions = [
+                f"predicts {self.class_name(int(share.argmax()))}; {name}: {share[label]:.2f}"
+                for name, share, label in zip(names, shares, labels, strict=True)
+            ]
+            about = [f"Grad-CAM of {one.title} on {alts[k]}: {c}" for k, c in enumerate(captions)]
+            add(one.title, pngs, captions, about)
             advance(1)
-        return table_of(seen, self.class_names, explanation(self.shown_classes, models))
+        columns = [one.title for one in models]
+        text = explanation(self.shown_classes, models)
+        cells = [{"cells": row} for row in rows]
+        return PanelContent({"text": text, "columns": columns, "rows": cells}, files)
+
+    def class_name(self, label: int) -> str:
+        """The name of a class; its number if names are not known."""
+        return self.class_names[label] if label < len(self.class_names) else f"class {label}"
 
     @property
     def shown_classes(self) -> tuple[str, ...]:
@@ -105,11 +119,9 @@ class ClassifierScenario(DataScenario):
             return spaced(len(feed))
         labels = np.concatenate([feed.test_batch(some)[1].numpy() for some in batches(len(feed))])
         share = max(IMAGES // len(self.shown_classes), 1)
-        picked = [np.zeros(0, np.int64)]
-        for name in self.shown_classes:
-            own = np.flatnonzero(labels == list(self.class_names).index(name))
-            picked.append(own[spaced(len(own), share)])
-        return np.concatenate(picked)
+        numbers = [list(self.class_names).index(name) for name in self.shown_classes]
+        members = [np.flatnonzero(labels == number) for number in numbers]
+        return np.concatenate([own[spaced(len(own), share)] for own in members])
 
     def loss(self, settings: HyperParameters) -> Objective:
         """Cross-entropy."""
@@ -131,38 +143,21 @@ class ClassifierScenario(DataScenario):
 # ----------------------------------------------------------------------------------------- Grad-CAM
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A picture, the true class of its image, and the prediction of a model."""
-
-    png: bytes
-    label: int
-    predicted: int | None = None
-    confidence: float | None = None
-
-
 def empty_panel(why: str) -> PanelContent:
     """A panel that shows the reason why it is empty."""
     return PanelContent({"missing": why})
 
 
-def cells_of(
-    scenario: ClassifierScenario,
-    shown: PanelModel,
-    inputs: Tensor,
-    labels: Tensor,
-    argument: str | None,
-) -> list[Cell]:
-    """The Grad-CAM maps and predictions of one model.
+def maps_of(
+    network: nn.Module, shown: PanelModel, inputs: Tensor, labels: Tensor, argument: str | None
+) -> tuple[NDArray[np.float32], Tensor]:
+    """Return the Grad-CAM map of each image for its true class, and its predicted probabilities.
 
     Args:
-        scenario: loads the model.
-        shown: the model.
-        inputs: the images.
-        labels: their true classes.
+        network: the network with the weights of the model that is shown; it is changed.
+        labels: the true classes of the images.
         argument: the name of the keyword argument that takes the images; None: the first argument.
     """
-    network = scenario.model(shown.model)
     if argument is not None:
         network.register_forward_pre_hook(
             lambda module, given, named: (given[1:], named | {argument: given[0]}), with_kwargs=True
@@ -172,14 +167,10 @@ def cells_of(
         if shown.patch is not None:
             tau = TaskVector.load(shown.patch)
             stack.enter_context(tau.applied(network, -shown.scale))
-        device = next(network.parameters()).device
-        maps = grad_cam(network, inputs.to(device), labels)
+        inputs = inputs.to(next(network.parameters()).device)
+        maps = grad_cam(network, inputs, labels)
         with torch.inference_mode():
-            shares = network(inputs.to(device)).float().softmax(1).cpu()
-    return [
-        Cell(picture(pixels, heat), int(label), int(share.argmax()), float(share[label]))
-        for pixels, heat, label, share in zip(inputs, maps, labels, shares, strict=True)
-    ]
+            return maps, network(inputs).float().softmax(1).cpu()
 
 
 def spaced(size: int, count: int = IMAGES) -> Indices:
@@ -192,44 +183,16 @@ def spaced(size: int, count: int = IMAGES) -> Indices:
 
 
 def explanation(classes: Sequence[str], models: Sequence[PanelModel]) -> str:
-    """The text above the panel.
-
-    Args:
-        classes: the classes that are shown; empty: all.
-        models: the models that are shown.
-    """
+    """The text above the panel, with the classes that are shown; none: all."""
     of = f" of {' and '.join(classes)}" if classes else ""
-    text = EXPLANATION.format(images=f"evenly spaced images{of}")
-    scales = {one.title: one.scale for one in models if one.patch is not None}
-    if "conflict" not in scales:
-        return text
-    return text + CONFLICT.format(scales=", ".join(f"{k} {v:.4g}" for k, v in scales.items()))
-
-
-def table_of(seen: dict[str, list[Cell]], names: Sequence[str], text: str) -> PanelContent:
-    """Arrange pictures in a table with a row for each image and a column for each model.
-
-    Args:
-        seen: the pictures by title; the title `image` has the images themselves.
-        names: the class names; empty if they are not known.
-        text: the text above the table.
-    """
-
-    def name(label: int) -> str:
-        return names[label] if label < len(names) else f"class {label}"
-
-    rows: list[dict[str, Any]] = []
-    files: dict[str, bytes] = {}
-    for k in range(len(seen["image"])):
-        cells: list[dict[str, Any]] = []
-        for title, found in seen.items():
-            one, file = found[k], f"gradcam-{k + 1}-{title}.png"
-            files[file] = one.png
-            caption, alt = name(one.label), f"forget image {k + 1}, {name(one.label)}"
-            if one.predicted is not None:
-                caption = f"predicts {name(one.predicted)}; {name(one.label)}: {one.confidence:.2f}"
-                alt = f"Grad-CAM of {title} on {alt}: {caption}"
-            cells.append({"file": file, "caption": caption, "alt": alt})
-        rows.append({"cells": cells})
-    columns = [title for title in seen if title != "image"]
-    return PanelContent({"text": text, "columns": columns, "rows": rows}, files)
+    text = (
+        f"Grad-CAM for the true class on evenly spaced images{of} of the reported forget set. Red "
+        "marks the pixels that contribute most to the class; each map has its own scale."
+    )
+    scales = {one.title: f"{one.title} {one.scale:.4g}" for one in models if one.patch is not None}
+    if "conflict" in scales:
+        text += (
+            " Conflict subtracts the elements whose signs disagree, consensus those whose signs "
+            f"agree, each with its own λ: {', '.join(scales.values())}."
+        )
+    return text

@@ -27,7 +27,6 @@ class Panel:
 
     Args:
         id: the id of the section; `Scenario.draw` returns its data, `report/data/ID.json`.
-        title: the title of the section.
     """
 
     id: str
@@ -38,7 +37,6 @@ class Description(BaseModel):
     """The data and the model of a run: `splits` in `scores.json`.
 
     Args:
-        data: the name of the data set.
         sizes: the number of samples of every set.
         chosen_on: the number of samples of each set that choose λ, or "the reported data".
         looked: whether λ was chosen on samples that are reported.
@@ -46,10 +44,8 @@ class Description(BaseModel):
         fingerprint: a hash of the samples of each set.
         notes: remarks for the user before the work begins.
         scenario: the kind of scenario, if it is not `classify`.
-        classes: the number of classes.
         labels: the number of samples to forget, by class.
         control: the data set that is kept, if it is another one.
-        model: facts about the model.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")

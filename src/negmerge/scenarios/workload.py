@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from negmerge.errors import OptionError, quoted
+from negmerge.vision.datasets import DataSize, datasets
+from negmerge.vision.settings import Data
+
 
 @dataclass(frozen=True)
 class ModelCost:
@@ -32,7 +36,6 @@ class Probe:
         name: identifies the architecture, and what of it is trained.
         build: returns the network with random weights, ready for training.
         shape: the shape of one sample.
-        classes: the number of classes.
     """
 
     name: str
@@ -46,7 +49,6 @@ class Workload:
     """The part of the cost of a run that its scenario decides; sizes are numbers of samples.
 
     Args:
-        model: the cost of the model.
         probe: a network of the same architecture.
         sizes: the sizes of the sets: `forget`, and `retain` and `all` if there are rivals.
         trained: samples processed by the trainings of the original and of the retrained model.
@@ -69,13 +71,26 @@ class Workload:
     shared: str | None = None
 
 
-def model_cost(network: nn.Module, inputs: Tensor) -> ModelCost:
-    """Return the cost of a network, by a forward pass on the device `meta`, which computes nothing.
+def size_of(data: Data) -> DataSize:
+    """Return how many images of a registered data set a recipe uses, and the number of classes.
 
-    Args:
-        network: the network, on the device `meta`.
-        inputs: a batch, on the device `meta`.
+    >>> size_of(Data(name="cifar10", limit={"train": 1000}))
+    DataSize(train=1000, test=10000, classes=10)
+    >>> size_of(Data(name="/mirrors/cars"))
+    Traceback (most recent call last):
+    negmerge.errors.OptionError: data set '/mirrors/cars': the number of images is not known...
     """
+    counts = datasets.get(data.name).counts if data.name in datasets else None
+    if counts is None:
+        raise OptionError(
+            f"data set {quoted(data.name)}: the number of images is not known; register the data "
+            "set with `counts`"
+        )
+    return counts._replace(**{k: v for k, v in data.limit if v is not None})
+
+
+def model_cost(network: nn.Module, inputs: Tensor) -> ModelCost:
+    """Return the cost of a network on the device `meta`, where a forward pass computes nothing."""
     outputs: list[int] = []
 
     def count(module: nn.Module, given: object, output: object) -> None:

@@ -33,7 +33,6 @@ def execution(model: nn.Module, settings: HyperParameters) -> Iterator[None]:
 
     Args:
         model: the model in training; compiled or checkpointed within the block only.
-        settings: the hyper-parameters.
     """
     with ExitStack() as stack:
         if settings.precision == "tf32":

@@ -7,12 +7,13 @@ training can stop and resume at any step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from negmerge.training.hyperparameters import Augmentation, HyperParameters
 from negmerge.training.samples import (
@@ -25,12 +26,10 @@ from negmerge.training.samples import (
 )
 from negmerge.training.seeds import fork_all_random_states, seed_all, seed_of
 
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
-
 Indices = NDArray[np.int64]
 TrainingSet = Literal["train", "retain", "forget"]
 """The sets on which a model can be trained; `train` is retain ∪ forget."""
+MAX_KEPT = 256 << 20
 Batch = tuple[Inputs, Tensor]
 """Inputs and labels."""
 
@@ -67,14 +66,11 @@ class CachedFeed(_Wrapper):
     >>> feed.test_batch(np.array([1, 3]))[0] is feed.test_batch(np.array([1, 3]))[0]
     True
 
-    Args:
-        feed: the other feed.
-        max_bytes: a feed with more bytes of inputs is not kept at all.
+    A feed with more than `MAX_KEPT` bytes of inputs is not kept at all.
     """
 
-    def __init__(self, feed: Feed, max_bytes: int = 256 << 20) -> None:
+    def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
-        self.max_bytes = max_bytes
         self.kept: dict[bytes, Batch] = {}
 
     def test_batch(self, picked: Indices) -> Batch:
@@ -83,7 +79,7 @@ class CachedFeed(_Wrapper):
             return self.kept[key]
         batch = self.feed.test_batch(picked)
         nbytes = sum(tensor.nbytes for tensor in tensors_of(batch[0]))
-        if nbytes // len(picked) * len(self.feed) <= self.max_bytes:
+        if nbytes // len(picked) * len(self.feed) <= MAX_KEPT:
             self.kept[key] = batch
         return batch
 
@@ -99,7 +95,6 @@ class DatasetFeed:
     [1, 3]
 
     Args:
-        dataset: the Dataset.
         indices: positions of the samples of this feed; None: all.
         where: the beginning of an error message.
     """
@@ -115,13 +110,10 @@ class DatasetFeed:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
-        return self._batch(picked, seed)
-
     def test_batch(self, picked: Indices) -> Batch:
-        return self._batch(picked, 0)
+        return self.train_batch(picked, 0, Augmentation())
 
-    def _batch(self, picked: Indices, seed: int) -> Batch:
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
         samples: list[tuple[Any, int]] = []
         with fork_all_random_states():
             for index in map(int, self.indices[picked]):
@@ -141,7 +133,6 @@ class RelabelledFeed(_Wrapper):
     [7, 7]
 
     Args:
-        feed: the feed of the inputs.
         label: returns the labels for a batch, the positions of its samples and the seed of the
             epoch.
     """
@@ -164,7 +155,6 @@ class JoinedFeed:
     [1, 2]
 
     Args:
-        feeds: the feeds.
         mixed: True: an epoch shuffles all samples together; False: it has one pass for each feed.
     """
 

@@ -9,12 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from negmerge.support.settings import Positive, Share, Strict
 
-ADDED_LATER: dict[str, Any] = {
-    "own": {},
-    "accumulate": 1,
-    "compile": False,
-    "checkpointing": False,
-}
+ADDED_LATER: dict[str, Any] = {"own": {}, "accumulate": 1, "compile": False, "checkpointing": False}
 """Fields that older versions did not have, and their defaults."""
 
 

@@ -85,9 +85,6 @@ def train(
     24
 
     Args:
-        model: the model.
-        feed: the source of batches.
-        settings: the hyper-parameters.
         seed: determines all random numbers.
         objective: (model, batch, epoch) → loss; cross-entropy if not given.
         mask: by name of a weight, the elements that may change; all others keep their bits.
@@ -101,11 +98,12 @@ def train(
     optimizer = make_optimizer(model, settings)
     steps = sum(steps_of(size, settings.batch) for size in passes_of(feed))
     total = steps * settings.epochs
-    place, losses = Position(), UnreadLosses()
+    place, unread = Position(), list[tuple[int, Tensor]]()
     if state is not None and state.exists():
         place = load_state(state, model, optimizer)
         advance(place.samples)
-    frozen = FrozenElements(model, mask or {})
+    weights = dict(model.named_parameters())
+    masked = [(weights[k], free, weights[k].detach().clone()) for k, free in (mask or {}).items()]
     begun, spent = time.monotonic(), place.seconds
     saver = StateSaver(state, model, optimizer, save_every)
     with (
@@ -131,18 +129,22 @@ def train(
                     if share < 1:  # the gradients of the parts add up to that of the mean loss
                         loss = share * loss
                     loss.backward()
-                    losses.add(place.step, loss)
-                frozen.mask_gradients()
+                    unread.append((place.step, loss.detach().reshape(())))
+                for weight, free, _ in masked:  # the others must not count in the clipping
+                    if weight.grad is not None:
+                        weight.grad *= free
                 if settings.clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
                 optimizer.step()
-                frozen.restore()
+                with torch.no_grad():  # weight decay and momentum change them without a gradient
+                    for weight, free, before in masked:
+                        weight.copy_(torch.where(free, weight, before))
                 place.step += 1
                 place.samples += len(targets)
                 advance(len(targets))
                 due = saver.due()
                 if due or place.step % READ_EVERY == 0 or step == steps - 1:
-                    place.loss_sum = losses.read(place.loss_sum)
+                    place.loss_sum = add_losses(place.loss_sum, unread)
                 if due:
                     place.seconds = spent + time.monotonic() - begun
                     saver.save(place)
@@ -150,61 +152,27 @@ def train(
     return Trained(place.samples, spent + time.monotonic() - begun, place.loss_sum / steps)
 
 
-class UnreadLosses:
-    """The losses of the last steps, which may not be computed yet.
+def add_losses(total: float, unread: list[tuple[int, Tensor]]) -> float:
+    """Return a sum plus the losses of the last steps; raise an error if one is not finite.
 
     To read a number, the training thread waits until a GPU has computed it; the losses of many
     steps are therefore read at once.
+
+    Args:
+        unread: the number of a step and its loss, or that of a part of it; emptied.
     """
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.losses: list[Tensor] = []
-
-    def add(self, step: int, loss: Tensor) -> None:
-        """Keep the loss of a step, or of a part of one."""
-        self.steps.append(step)
-        self.losses.append(loss.detach().reshape(()))
-
-    def read(self, total: float) -> float:
-        """Return a sum plus all losses, in order; raise an error if one is not finite."""
-        step_losses: dict[int, float] = {}
-        values = torch.stack(self.losses).tolist() if self.losses else []
-        for step, value in zip(self.steps, values, strict=True):
-            step_losses[step] = step_losses.get(step, 0.0) + value
-        self.steps, self.losses = [], []
-        for step, loss in step_losses.items():
-            if not isfinite(loss):
-                raise ValueRangeError(
-                    f"training diverged: the loss is {loss} at step {step}; use a smaller learning "
-                    "rate"
-                )
-            total += loss
-        return total
-
-
-class FrozenElements:
-    """The elements of weights that a mask excludes from training.
-
-    A zero gradient is not enough: weight decay and momentum would still change them.
-    """
-
-    def __init__(self, model: nn.Module, mask: Mapping[str, Tensor]) -> None:
-        weights = dict(model.named_parameters())
-        self.weights = [(weights[name], free) for name, free in mask.items()]
-        self.before = [weight.detach().clone() for weight, _ in self.weights]
-
-    def mask_gradients(self) -> None:
-        """Set their gradients to zero, so that they do not count in the clipping."""
-        for weight, free in self.weights:
-            if weight.grad is not None:
-                weight.grad *= free
-
-    def restore(self) -> None:
-        """Restore their values after a step of the optimiser."""
-        with torch.no_grad():
-            for (weight, free), before in zip(self.weights, self.before, strict=True):
-                weight.copy_(torch.where(free, weight, before))
+    losses: dict[int, float] = {}
+    values = torch.stack([loss for _, loss in unread]).tolist()
+    for (step, _), value in zip(unread, values, strict=True):
+        losses[step] = losses.get(step, 0.0) + value
+    unread.clear()
+    for step, loss in losses.items():
+        if not isfinite(loss):
+            raise ValueRangeError(
+                f"training diverged: the loss is {loss} at step {step}; use a smaller learning rate"
+            )
+        total += loss
+    return total
 
 
 def make_optimizer(model: nn.Module, settings: HyperParameters) -> torch.optim.Optimizer:

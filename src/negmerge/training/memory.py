@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -123,10 +123,7 @@ def measure_step(
     """Measure the memory of a step of a training, with few samples; the model is not changed.
 
     Args:
-        model: the model, on the device of the training.
-        feed: the source of batches.
-        settings: the hyper-parameters.
-        objective: the loss.
+        model: on the device of the training.
     """
     most = max(min(SAMPLES, settings.batch, len(feed)), 2)
     few = max(most // 2, 1)
@@ -172,21 +169,20 @@ def _activations(
     device = next(model.parameters()).device
     picked = np.arange(count) % len(feed)
     inputs, targets = feed.test_batch(picked)
-    on_gpu = device.type == "cuda"
+    on_gpu, before = device.type == "cuda", 0
     if on_gpu:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+        before = torch.cuda.memory_allocated(device)
     with PeakMemory() as tracked:
         batch = (to_device(inputs, device), targets.to(device))
         with autocast(settings, device):
             loss = objective(model, batch, 0)
         loss.backward()
-    size = 0 if on_gpu else sum(t.nbytes for t in (*tensors_of(inputs), targets))
-    if on_gpu:
-        torch.cuda.synchronize(device)
-        size = torch.cuda.max_memory_allocated(device) - before - tracked.peak
-    return tracked.peak + max(size, 0)
+    if not on_gpu:
+        return tracked.peak + sum(t.nbytes for t in (*tensors_of(inputs), targets))
+    torch.cuda.synchronize(device)
+    return max(tracked.peak, torch.cuda.max_memory_allocated(device) - before)
 
 
 def check_step(
@@ -201,10 +197,7 @@ def check_step(
 
     Args:
         where: the place of the settings in the recipe.
-        model: the model, on the device of the training.
-        feed: the source of batches.
-        settings: the hyper-parameters.
-        objective: the loss.
+        model: on the device of the training.
         limit: the bytes that are free for the training.
     """
     found = measure_step(model, feed, settings, objective)
@@ -212,29 +205,22 @@ def check_step(
     need = found.need(batch, settings.accumulate)
     if need <= limit:
         return
-    for change in ({}, {"checkpointing": True}):
-        if change:
-            changed = settings.model_copy(update=change)
-            try:
-                found = measure_step(model, feed, changed, objective)
-            except OptionError:  # the network has no checkpointing
-                continue
-        split = found.smallest_split(batch, limit)
-        if split is not None:
-            fields = dict.fromkeys(change, "true")
-            if split != settings.accumulate:
-                fields["accumulate"] = str(split)
-            sets = " and ".join(f"{where}.{name}={value}" for name, value in fields.items())
-            less = found.need(batch, split)
-            raise OptionError(f"{_refusal(where, need, limit)}; set {sets} ({_gigabytes(less)})")
-    raise OptionError(
-        f"{_refusal(where, need, limit)}, and no accumulate makes it fit; use a smaller model, or "
-        "a GPU with more memory"
-    )
-
-
-def _refusal(where: str, need: float, limit: float) -> str:
-    return f"{where}: a step needs {_gigabytes(need)}, the GPU has {_gigabytes(limit)} free"
+    refusal = f"{where}: a step needs {_gigabytes(need)}, the GPU has {_gigabytes(limit)} free"
+    split, fields = found.smallest_split(batch, limit), dict[str, object]()
+    if split is None:
+        with suppress(OptionError):  # the network may have no checkpointing
+            twice = settings.model_copy(update={"checkpointing": True})
+            found = measure_step(model, feed, twice, objective)
+            split, fields["checkpointing"] = found.smallest_split(batch, limit), "true"
+    if split is None:
+        raise OptionError(
+            f"{refusal}, and no accumulate makes it fit; use a smaller model, or a GPU with more "
+            "memory"
+        )
+    if split != settings.accumulate:
+        fields["accumulate"] = split
+    sets = " and ".join(f"{where}.{name}={value}" for name, value in fields.items())
+    raise OptionError(f"{refusal}; set {sets} ({_gigabytes(found.need(batch, split))})")
 
 
 def _gigabytes(size: float) -> str:

@@ -72,8 +72,6 @@ def training_batches(
 
     Args:
         feed: the source of batches; workers serve a `PreparedFeed`, others have none.
-        settings: the hyper-parameters.
-        seed: determines all random numbers.
         first: the step to begin with, counted from 0 over all epochs.
         device: the device of the model; batches from workers are moved to it.
         workers: the number of workers; if not given, see `set_feed_workers`.
@@ -90,7 +88,6 @@ def training_batches(
         sampler=wanted,
         batch_size=None,
         num_workers=count,
-        collate_fn=_unchanged,
         prefetch_factor=AHEAD,
         pin_memory=device.type == "cuda",
         multiprocessing_context="spawn",
@@ -110,18 +107,15 @@ def training_batches(
 
 def _finished(source: Iterator[Any], feed: Any, device: torch.device) -> Iterator[Batch]:
     """Move batches of workers to the device and finish them; raise the errors of workers."""
-    while True:
-        try:
-            found = next(source)
-        except StopIteration:
-            return
-        except (EOFError, OSError) as error:  # a worker ended while it sent a batch
-            raise _ended(error) from error
-        if isinstance(found, NegMergeError):
-            raise found
-        inputs, labels = found
-        inputs = to_device(inputs, device, non_blocking=True)
-        yield feed.finish((inputs, labels.to(device, non_blocking=True)))
+    try:
+        for found in source:
+            if isinstance(found, NegMergeError):
+                raise found
+            inputs, labels = found
+            inputs = to_device(inputs, device, non_blocking=True)
+            yield feed.finish((inputs, labels.to(device, non_blocking=True)))
+    except (EOFError, OSError) as error:  # a worker ended while it sent a batch
+        raise _ended(error) from error
 
 
 def _ended(error: Exception) -> NegMergeError:
@@ -133,13 +127,7 @@ def _ended(error: Exception) -> NegMergeError:
 
 
 class Steps(Dataset[Any]):
-    """The steps of a training; in a worker, their prepared batches by number.
-
-    Args:
-        feed: the source of batches.
-        settings: the hyper-parameters.
-        seed: determines all random numbers.
-    """
+    """The steps of a training; in a worker, their prepared batches by number."""
 
     def __init__(self, feed: Feed, settings: HyperParameters, seed: int) -> None:
         self.plugins = LoadedPlugins()  # comes first: a plug-in may define what follows
@@ -175,7 +163,3 @@ def _count(workers: int | None, device: torch.device) -> int:
 
 def _start_worker(parent: int, number: int) -> None:
     end_with_parent(parent)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

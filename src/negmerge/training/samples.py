@@ -8,11 +8,13 @@ samples raise an error of one line that says where, what was found and what is w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from negmerge.errors import NegMergeError, OptionError, one_line, quoted
@@ -116,9 +118,7 @@ def check_range(labels: Tensor, first: int, classes: int, where: str) -> None:
     """Raise an error if a label is not a class of the model.
 
     Args:
-        labels: the labels of a batch.
         first: the position of the first sample of the batch.
-        classes: the number of outputs of the model.
         where: the beginning of an error message.
     """
     wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
@@ -168,9 +168,7 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
 
 def to_device(inputs: Inputs, device: torch.device, non_blocking: bool = False) -> Inputs:
     """Return the inputs on a device; pinned memory can be copied without blocking."""
-    if isinstance(inputs, Tensor):
-        return inputs.to(device, non_blocking=non_blocking)
-    return {name: t.to(device, non_blocking=non_blocking) for name, t in inputs.items()}
+    return tree_map(lambda tensor: tensor.to(device, non_blocking=non_blocking), inputs)
 
 
 def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Inputs, Tensor], float]]:
@@ -181,7 +179,6 @@ def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Input
     [([0, 1], 0.5), ([2, 3], 0.5)]
 
     Args:
-        batch: inputs and targets.
         count: the number of parts; a batch of fewer samples has a part for each sample.
     """
     inputs, targets = batch
@@ -189,24 +186,14 @@ def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Input
     if count == 1:
         return [(batch, 1.0)]
     cuts = torch.arange(size).tensor_split(min(count, size))
-    return [
-        ((_rows(inputs, int(cut[0]), int(cut[-1]) + 1), targets[cut]), len(cut) / size)
-        for cut in cuts
-    ]
-
-
-def _rows(inputs: Inputs, start: int, stop: int) -> Inputs:
-    if isinstance(inputs, dict):
-        return {name: tensor[start:stop] for name, tensor in inputs.items()}
-    return inputs[start:stop]
+    rows = [slice(int(cut[0]), int(cut[-1]) + 1) for cut in cuts]
+    parts = [tree_map(itemgetter(own), (inputs, targets)) for own in rows]
+    return [(part, len(part[1]) / size) for part in parts]
 
 
 def joined_inputs(parts: Sequence[Inputs]) -> Inputs:
     """Concatenate the inputs of several batches."""
-    if isinstance(parts[0], Tensor):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])
-    named = [part for part in parts if isinstance(part, dict)]
-    return {name: torch.cat([part[name] for part in named]) for name in parts[0]}
+    return tree_map(lambda *tensors: torch.cat(tensors), *parts)
 
 
 def only_tensor(inputs: Inputs, where: str) -> Tensor:

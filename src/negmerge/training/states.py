@@ -47,8 +47,6 @@ class StateSaver:
 
     Args:
         path: the file; None: nothing is saved.
-        model: the model in training.
-        optimizer: its optimiser.
         every: the least number of seconds between two saves, and before the first one. They are
             rarer if saving would take more than `SHARE` of the time. 0: after every step.
     """

@@ -83,8 +83,6 @@ def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> Non
     If the metadata of the file has a number of outputs, the module gets as many.
 
     Args:
-        path: the file.
-        model: the module.
         new_head: the name of a layer that keeps its weights if the file has another shape for it.
     """
     tensors, metadata = load_tensors(path)
@@ -108,17 +106,11 @@ def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> Non
 
 
 def check_fit(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    model: str,
-    remedy: str,
+    path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], model: str, remedy: str
 ) -> None:
     """Raise an error unless a file has exactly the wanted tensors, in their shapes.
 
     Args:
-        path: the file.
-        tensors: its tensors.
         wanted: the tensors of the model.
         model, remedy: parts of the error message.
     """

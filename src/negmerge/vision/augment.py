@@ -5,8 +5,8 @@ Both draw from the global generators of Python, numpy and torch; the caller seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from negmerge.training.hyperparameters import Augmentation
@@ -20,8 +20,9 @@ LARGEST_MAGNITUDE: dict[Library, int] = {"timm": 10, "torchvision": 30}
 """The largest magnitude m of each RandAugment; timm would lower a larger one to 10."""
 
 
+@lru_cache(16)
 def make_transform(
-    library: Library, augment: Augmentation, size: int, mean: Sequence[float], grey: bool
+    library: Library, augment: Augmentation, size: int, mean: tuple[float, ...], grey: bool
 ) -> Callable[[Any], Any]:
     """Return the augmentation of a training picture in colour.
 
@@ -31,31 +32,22 @@ def make_transform(
     member has it.
 
     Args:
-        library: the library of RandAugment.
         augment: whether there is RandAugment, and `flip`, which overrides the default.
-        size: height and width of the result.
         mean: the mean of the pixels; timm fills with it what an operation leaves empty.
         grey: whether the data set is grey; its pictures are resized first for timm, as the authors
             do for MNIST.
     """
     if augment.randaugment is None or library == "torchvision":
         return _open_clip(augment, size)
-    return _timm(augment, size, mean, grey)
-
-
-def _timm(
-    augment: Augmentation, size: int, mean: Sequence[float], grey: bool
-) -> Callable[[Any], Any]:
     from timm.data.transforms_factory import transforms_imagenet_train
     from torchvision.transforms import Compose, Resize
 
     strength = augment.randaugment
-    assert strength is not None
     found: Any = transforms_imagenet_train(
         img_size=size,
         hflip=0.0 if augment.flip is False else 0.5,
         auto_augment=f"rand-m{strength.m}-n{strength.n}-mstd0.5",
-        mean=tuple(mean),
+        mean=mean,
         separate=True,
     )
     crop_and_flip, operations, _ = found  # the third makes tensors and normalises

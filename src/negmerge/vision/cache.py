@@ -18,14 +18,13 @@ import fcntl
 import hashlib
 import io
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +32,10 @@ from numpy.typing import NDArray
 from negmerge.errors import FileError
 from negmerge.support.files import atomic_folder, sync_to_disk, write_file, write_fully
 from negmerge.support.reading import read_json
-from negmerge.vision.places import Snapshot
+from negmerge.vision.places import Hub, Local, Snapshot
 
 FORMAT = "negmerge-images/2"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,15 @@ def open_entry(entry: Path, snapshot: Snapshot) -> Images | None:
 
     The sizes and times of the entry's own files are compared with the recorded ones. If they differ
     (the entry was copied or changed), the arrays are hashed and the hashes compared.
-
-    Args:
-        entry: the folder of the entry.
-        snapshot: the present state of the source files.
     """
     found = open_arrays(entry, snapshot)
     if found is None or not {"pixels", "labels"} <= found[0].keys():
         return None
     arrays, notes = found
-    hashes, classes = notes["hashes"], notes["classes"]
-    known = f"{hashes['pixels']} {hashes['labels']}"
-    return Images(
-        pixels=arrays["pixels"],
-        labels=arrays["labels"],
-        ids=arrays.get("ids"),
-        classes=tuple(classes),
-        fingerprint=hashlib.sha256(known.encode()).hexdigest(),
-    )
+    known = "{pixels} {labels}".format(**notes["hashes"])
+    fingerprint = hashlib.sha256(known.encode()).hexdigest()
+    classes = tuple(notes["classes"])
+    return Images(arrays["pixels"], arrays["labels"], arrays.get("ids"), classes, fingerprint)
 
 
 def open_arrays(
@@ -134,49 +125,32 @@ def _is_current(entry: Path, notes: dict[str, Any], snapshot: Snapshot) -> bool:
     return True
 
 
-def write_entry(
-    entry: Path,
-    parts: Iterable[NDArray[np.uint8]],
-    shape: tuple[int, int, int, int],
-    labels: NDArray[np.int64],
-    ids: NDArray[np.str_] | None,
-    classes: tuple[str, ...],
-    snapshot: Snapshot,
-) -> None:
-    """Write an entry atomically.
-
-    Args:
-        entry: the folder of the entry; an existing one is damaged or out of date and is replaced.
-        parts: the pixels, in order.
-        shape: of all pixels together.
-        labels, ids, classes: as in `Images`.
-        snapshot: the state of the source files before they were decoded.
-    """
-    with new_entry(entry, math.prod(shape), classes, snapshot, {}) as folder:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        path = folder / "pixels.npy"
-        with path.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            file.flush()
-            for part in parts:
-                write_fully(file.fileno(), part.data)
-        np.save(folder / "labels.npy", labels, allow_pickle=False)
-        if ids is not None:
-            np.save(folder / "ids.npy", ids, allow_pickle=False)
+def open_or_make(entry: Path, read: Callable[[], T | None], make: Callable[[], None]) -> T:
+    """Open an entry; if `read` finds none, make it first, in one process at a time."""
+    found = read()
+    if found is None:
+        with entry_lock(entry):
+            found = read()  # another process may have made it meanwhile
+            if found is None:
+                make()
+                found = read()
+    if found is None:
+        raise FileError(f"{entry}: changed while it was written; run again")
+    return found
 
 
 @contextmanager
 def new_entry(
-    entry: Path, need: int, classes: tuple[str, ...], snapshot: Snapshot, own: dict[str, Any]
+    entry: Path, need: int, notes: dict[str, Any], place: Local | Hub, snapshot: Snapshot
 ) -> Iterator[Path]:
     """Yield a folder for arrays, `NAME.npy`, which becomes the entry at the end of the block.
 
     Args:
         entry: the folder of the entry; an existing one is damaged or out of date and is replaced.
         need: about how many bytes will be written.
-        classes: as in `Images`.
+        notes: `classes`, and what the block adds; stored beside the arrays.
+        place: the source; the end of the block raises if its files have changed.
         snapshot: the state of the source files before they were read.
-        own: further notes; the block may still change them.
     """
     with _name_folder(entry.parent):
         if entry.exists():
@@ -187,18 +161,32 @@ def new_entry(
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({room})")
     with atomic_folder(entry) as folder, _name_folder(entry.parent):
         yield folder
+        source = {"stamp": snapshot.stamp, "content": snapshot.content}
+        if place.snapshot() != snapshot:
+            raise FileError(f"{place}: changed while it was read; run again")
         hashes = _hashes({file.stem: open_array(file) for file in sorted(folder.iterdir())})
-        notes = {
-            "format": FORMAT,
-            "classes": classes,
-            "hashes": hashes,
-            "stamps": _stamps(folder, hashes),
-            "source": {"stamp": snapshot.stamp, "content": snapshot.content},
-            **own,
-        }
-        (folder / "entry.json").write_text(json.dumps(notes, indent=1))
+        about = {"hashes": hashes, "stamps": _stamps(folder, hashes), "source": source}
+        (folder / "entry.json").write_text(json.dumps({"format": FORMAT} | notes | about, indent=1))
         for file in folder.iterdir():
             sync_to_disk(file)
+
+
+def write_array(path: Path, shape: tuple[int, ...], parts: Iterable[NDArray[np.uint8]]) -> None:
+    """Write an array of bytes, (length, *shape), in parts; the length is the sum of theirs."""
+
+    def write_header() -> None:
+        file.seek(0)
+        header = {"descr": "|u1", "fortran_order": False, "shape": (length, *shape)}
+        np.lib.format.write_array_header_1_0(file, header)  # leaves room for any length
+        file.flush()
+
+    with path.open("wb") as file:
+        length = 0
+        write_header()
+        for part in parts:
+            write_fully(file.fileno(), part.data)
+            length += len(part)
+        write_header()
 
 
 def kept_parts(
@@ -209,7 +197,6 @@ def kept_parts(
     Each part is stored beside the entry before it is yielded, and appears complete or not at all.
 
     Args:
-        entry: the folder of the entry.
         facts: what the parts depend on; parts of other facts are removed.
         read: yields the parts from a row on.
     """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,10 +21,11 @@ from negmerge.vision.cache import (
     Images,
     cache_folder,
     drop_parts,
-    entry_lock,
     kept_parts,
+    new_entry,
     open_entry,
-    write_entry,
+    open_or_make,
+    write_array,
 )
 from negmerge.vision.decode import VERSION, Picture, decode_all
 from negmerge.vision.places import Hub, Local, Snapshot, find
@@ -31,7 +33,7 @@ from negmerge.vision.source import CLIP, GREY, IMAGENET, DataSize, Source
 from negmerge.vision.splits import Indices, held_out_rows
 
 if TYPE_CHECKING:
-    from negmerge.vision.reading import Pick, Rows
+    from negmerge.vision.reading import Rows
 
 Portion = Literal["all", "held_out", "labels"]
 
@@ -118,13 +120,8 @@ def load(
     place = find(source, root, revision)
     snapshot = place.snapshot(fresh=False)
     entry = cache_folder(cache) / _entry_name(source, split, snapshot, part, rows)
-    images = open_entry(entry, snapshot)
-    if images is None:
-        with entry_lock(entry):
-            images = open_entry(entry, snapshot) or _make_entry(
-                entry, source, split, place, snapshot, progress or Quiet(), part, rows
-            )
-    return images
+    made = (entry, source, split, place, snapshot, progress or Quiet(), part, rows)
+    return open_or_make(entry, lambda: open_entry(entry, snapshot), lambda: _make_entry(*made))
 
 
 def load_some(
@@ -173,79 +170,50 @@ def _make_entry(
     progress: Progress,
     part: Portion,
     picked: Indices | None,
-) -> Images:
-    pick: Pick | None = None
-    if part == "held_out":
-        pick = held_out_rows
-    elif picked is not None:
-        pick = lambda size: picked  # noqa: E731
-    with rows_of(source, split, place, pick, progress) as rows:
+) -> None:
+    from negmerge.vision.reading import open_rows
+
+    pick = held_out_rows if part == "held_out" else None if picked is None else lambda size: picked
+    with open_rows(place, source, split, pick, progress) as rows:
         side = 0 if part == "labels" else source.size
         shape = (len(rows.labels), side, side, source.channels)
 
-        def decoded(first: int = 0) -> Iterator[NDArray[np.uint8]]:
-            failure: list[FileError] = []
-
-            def pictures() -> Iterator[list[Picture]]:
-                try:
-                    yield from rows.read(first)
-                except FileError as error:
-                    failure.append(error)  # what was read before is decoded, and may be kept
-
-            options = (source.size, source.channels, source.fit, source.interpolation)
-            yield from decode_all(pictures(), *options)
-            if failure:
-                raise failure[0]
-
-        def checked() -> Iterator[NDArray[np.uint8]]:
-            parts: Iterator[NDArray[np.uint8]] = iter(())
-            if side:
-                progress.stage(f"decoding {file_name(source)} {split}", shape[0], "images")
-                parts = decoded()
-                if isinstance(place, Hub):
-                    facts = [rows.origin, shape, hashlib.sha256(rows.picked.tobytes()).hexdigest()]
-                    parts = kept_parts(entry, facts, decoded)
-            done = 0
-            for pixels in parts:
+        def parts() -> Iterator[NDArray[np.uint8]]:
+            progress.stage(f"decoding {file_name(source)} {split}", shape[0], "images")
+            found = _decoded(rows, source, 0)
+            if isinstance(place, Hub):
+                facts = [rows.origin, shape, hashlib.sha256(rows.picked.tobytes()).hexdigest()]
+                found = kept_parts(entry, facts, partial(_decoded, rows, source))
+            for pixels in found:
                 yield pixels
-                done += len(pixels)
                 progress.advance(len(pixels))
-            snapshot.content  # noqa: B018 (hash the files before the last check for changes)
-            if (side and done != shape[0]) or place.snapshot() != snapshot:
-                raise FileError(f"{place}: changed while it was read; run again")
 
-        write_entry(entry, checked(), shape, rows.labels, rows.ids, rows.classes, snapshot)
+        notes = {"classes": rows.classes}
+        with new_entry(entry, math.prod(shape), notes, place, snapshot) as folder:
+            if side:
+                write_array(folder / "pixels.npy", shape[1:], parts())
+            else:
+                np.save(folder / "pixels.npy", np.empty(shape, np.uint8))
+            np.save(folder / "labels.npy", rows.labels)
+            if rows.ids is not None:
+                np.save(folder / "ids.npy", rows.ids, allow_pickle=False)
     drop_parts(entry)
-    images = open_entry(entry, snapshot)
-    if images is None:
-        raise FileError(f"{entry}: changed while it was written; run again")
-    return images
 
 
-def rows_of(
-    source: Source,
-    split: str,
-    place: Local | Hub,
-    pick: Pick | None = None,
-    progress: Progress | None = None,
-) -> AbstractContextManager[Rows]:
-    """Open the labels, ids and pictures of a split.
+def _decoded(rows: Rows, source: Source, first: int) -> Iterator[NDArray[np.uint8]]:
+    """Decode the pictures from a row on; those before a failure are decoded, and may be kept."""
+    failure: list[FileError] = []
 
-    Args:
-        source: from `resolve`.
-        split: `train` or `test`.
-        place: where the data set was found.
-        pick: chooses rows; None: all.
-        progress: shows what takes long.
-    """
-    from negmerge.vision.reading import Columns, open_rows
+    def pictures() -> Iterator[list[Picture]]:
+        try:
+            yield from rows.read(first)
+        except FileError as error:
+            failure.append(error)
 
-    # A column that the caller named must exist; the default names may differ in a local copy.
-    usual = datasets.get(source.name) if source.name in datasets else Source
-    exact = {f for f in ("image", "label") if getattr(source, f) != getattr(usual, f)}
-    columns = Columns(source.image, source.label, source.id, frozenset(exact))
-    splits = (source.train, source.test)
-    return open_rows(place, columns, splits[split == "test"], splits, pick, progress)
+    options = (source.size, source.channels, source.fit, source.interpolation)
+    yield from decode_all(pictures(), *options)
+    if failure:
+        raise failure[0]
 
 
 def _entry_name(

@@ -54,10 +54,8 @@ def decode(
 
     Args:
         picture: in one of `FORMATS`, with 8 bits per channel.
-        size: height and width of the result.
         channels: 1 for grey, 3 for colour.
         fit: `crop` resizes the shorter side and crops the centre; `squash` resizes both sides.
-        interpolation: the filter of the resizing.
     """
     with _one_line_errors(picture):
         image = _square(_open(picture, channels), size, fit, interpolation)

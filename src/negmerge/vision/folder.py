@@ -66,26 +66,18 @@ class FolderTable:
         """Return the labels, or the paths as the column `image`.
 
         Args:
-            name: the column.
             picked: sorted rows; None: all.
             advance: not called: there is nothing to wait for.
         """
         picked = np.arange(len(self)) if picked is None else picked
         if name == "image":
-            cells = [cell for part in self.cells(name, picked) for cell in part]
-            return pa.chunked_array([pa.array(cells)])
+            return pa.chunked_array([pa.array(cells) for cells in self.cells(name, picked)])
         numbers = {known: number for number, known in enumerate(self.classes)}
         labels = np.array([numbers[Path(folder).name] for folder in self.folders])
         return pa.chunked_array([pa.array(labels[self._folders_of(picked)])])
 
-    def cells(self, name: str, picked: Indices | None) -> Iterator[list[Any]]:
-        """Yield the paths of the pictures, a few at once.
-
-        Args:
-            name: the column `image`.
-            picked: sorted rows; None: all.
-        """
-        picked = np.arange(len(self)) if picked is None else picked
+    def cells(self, name: str, picked: Indices) -> Iterator[list[Any]]:
+        """Yield the paths of the pictures in sorted rows, a few at once."""
         for start in range(0, len(picked), ROWS_AT_ONCE):
             rows = picked[start : start + ROWS_AT_ONCE]
             found = zip(rows.tolist(), self._folders_of(rows).tolist(), strict=True)
@@ -102,7 +94,6 @@ def open_folder(path: Path, splits: dict[str, str] | None) -> dict[str, FolderTa
     """List the splits of a plain image folder; return None if the folder is not plain.
 
     Args:
-        path: the folder.
         splits: the folder of each split, relative to `path`, followed by `/**`.
     """
     if splits is None or any((path / name).exists() for name in (*CARDS, "dataset_infos.json")):

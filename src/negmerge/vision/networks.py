@@ -29,9 +29,6 @@ def create(
     torch.Size([2, 10])
 
     Args:
-        name: a registered model.
-        classes: number of outputs.
-        channels: number of channels of the images.
         mean, std: of the pixels, for each channel.
     """
     network = models.get(name)(classes, channels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from negmerge.vision.augment import Library, make_transform
 from negmerge.vision.datasets import Source
 from negmerge.vision.decode import decode, open_image
 from negmerge.vision.originals import Originals
-from negmerge.vision.transforms import as_input, to_floats
+from negmerge.vision.transforms import to_floats
 
 MAX_KEPT = 256 << 20
 """The largest size, in bytes, of decoded pictures that a process keeps in memory."""
@@ -32,11 +31,8 @@ class OriginalFeed:
     set. They are the same in every process.
 
     Args:
-        originals: all pictures of a split.
         indices: positions of the pictures of this feed.
         source: the size, the mean and the resizing of the data set.
-        library: the library of RandAugment.
-        grey: whether the data set is grey.
     """
 
     def __init__(
@@ -53,12 +49,10 @@ class OriginalFeed:
         pixels = originals.sizes[self.indices].prod(axis=1).sum()
         self.kept: dict[int, Any] | None = {} if 4 * pixels <= MAX_KEPT else None
         """Decoded pictures by position; None if they would need too much memory."""
-        self.made: tuple[Augmentation, Callable[[Any], Any]] | None = None
-        """The augmentation that was used last."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker sees each picture too rarely to keep it.
-        return self.__dict__ | {"kept": None, "made": None}
+        return self.__dict__ | {"kept": None}
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -74,10 +68,8 @@ class OriginalFeed:
     def prepare(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
         """Decode and augment; the pixels are bytes, (n, height, width, channels)."""
         size, chosen = self.source.size, self.indices[picked]
-        if self.made is None or self.made[0] != augment:
-            own = make_transform(self.library, augment, size, self.source.mean, self.grey)
-            self.made = augment, own
-        transform = self.made[1]
+        options = (self.library, augment, size, self.source.mean, self.grey)
+        transform = make_transform(*options)  # pyright: ignore[reportArgumentType] (frozen models)
         pixels = np.empty((len(picked), size, size, 3), np.uint8)
         with fork_all_random_states():
             for target, position in zip(pixels, map(int, chosen), strict=True):
@@ -98,7 +90,8 @@ class OriginalFeed:
         chosen, source = self.indices[picked], self.source
         options = (source.size, 3, source.fit, source.interpolation)
         pixels = [decode(self.originals.picture(int(k)), *options) for k in chosen]
-        return as_input(np.stack(pixels)), torch.from_numpy(self.originals.labels[chosen])
+        batch = torch.from_numpy(np.stack(pixels))
+        return to_floats(batch), torch.from_numpy(self.originals.labels[chosen])
 
     def _image(self, position: int) -> Any:
         if self.kept is None:

@@ -11,17 +11,23 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import FileError
-from negmerge.support.files import write_fully
 from negmerge.support.parallel import run_in_order, worker_count
 from negmerge.support.progress import Progress, Quiet
-from negmerge.vision.cache import cache_folder, entry_lock, new_entry, open_array, open_arrays
-from negmerge.vision.datasets import Source, file_name, rows_of
+from negmerge.vision.cache import (
+    cache_folder,
+    new_entry,
+    open_array,
+    open_arrays,
+    open_or_make,
+    write_array,
+)
+from negmerge.vision.datasets import Source, file_name
 from negmerge.vision.decode import VERSION, Picture, open_image, read_picture
 from negmerge.vision.places import Hub, Local, Snapshot, find
 
@@ -92,33 +98,19 @@ def load_originals(
     columns = (source.train, source.test, source.image, source.label)
     digest = snapshot.key(split, columns, VERSION, "originals")
     entry = cache_folder(cache) / f"{file_name(source)}-{split}-originals-{digest[:20]}"
-    found = _open(entry, snapshot)
-    if found is None:
-        with entry_lock(entry):
-            found = _open(entry, snapshot)
-            if found is None:
-                _copy(entry, source, split, place, snapshot, progress or Quiet())
-                found = _open(entry, snapshot)
-    if found is None:
-        raise FileError(f"{entry}: changed while it was written; run again")
-    return found
+    made = (entry, source, split, place, snapshot, progress or Quiet())
+    return open_or_make(entry, lambda: _open(entry, snapshot), lambda: _copy(*made))
 
 
 def _open(entry: Path, snapshot: Snapshot) -> Originals | None:
     found = open_arrays(entry, snapshot)
     if found is None or {*ARRAYS} != found[0].keys() or "pictures" not in found[1]:
         return None
-    arrays, notes = found
-    return Originals(
-        entry,
-        *(arrays[name] for name in ARRAYS),
-        classes=tuple(notes["classes"]),
-        fingerprint=str(notes["pictures"]),
-    )
+    return _reopen(entry, tuple(found[1]["classes"]), str(found[1]["pictures"]))
 
 
 def _reopen(entry: Path, classes: tuple[str, ...], fingerprint: str) -> Originals:
-    """Open the entry in another process; the process that made it has checked it."""
+    """Open an entry that was checked, perhaps by another process."""
     try:
         arrays = [open_array(entry / f"{name}.npy") for name in ARRAYS]
     except (OSError, ValueError) as error:
@@ -126,22 +118,14 @@ def _reopen(entry: Path, classes: tuple[str, ...], fingerprint: str) -> Original
     return Originals(entry, *arrays, classes=classes, fingerprint=fingerprint)
 
 
-class _Checked(NamedTuple):
-    """A picture that can be decoded: its name, its content, its size and a hash of its pixels."""
-
-    name: str
-    data: bytes
-    size: tuple[int, int]
-    pixels: bytes
-
-
-def _check(_: None, pictures: list[Picture]) -> list[_Checked]:
-    found: list[_Checked] = []
+def _check(_: None, pictures: list[Picture]) -> list[tuple[str, bytes, tuple[int, int], bytes]]:
+    """Decode pictures; return the name, the content, the size and a hash of the pixels of each."""
+    found: list[tuple[str, bytes, tuple[int, int], bytes]] = []
     for picture in pictures:
         data = read_picture(picture)
         image = open_image(Picture(picture.name, data))
         pixels = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).digest()
-        found.append(_Checked(picture.name, data, image.size, pixels))
+        found.append((picture.name, data, image.size, pixels))
     return found
 
 
@@ -153,50 +137,35 @@ def _copy(
     snapshot: Snapshot,
     progress: Progress,
 ) -> None:
-    own: dict[str, Any] = {}
-    with (
-        rows_of(source, split, place, progress=progress) as rows,
-        new_entry(entry, snapshot.size, rows.classes, snapshot, own) as folder,
-    ):
-        progress.stage(f"reading {file_name(source)} {split}", len(rows.labels), "images")
-        ends: list[int] = []
-        sizes: list[tuple[int, int]] = []
-        names: list[str] = []
-        content = hashlib.sha256()
-        with (folder / "encoded.npy").open("wb") as file:
-            begin = _write_header(file, 0)
-            for checked in _all_checked(rows.pictures):
-                write_fully(file.fileno(), memoryview(checked.data))
-                ends.append(len(checked.data) + (ends[-1] if ends else 0))
-                sizes.append(checked.size)
-                names.append(checked.name)
-                content.update(checked.pixels)
-                progress.advance(1)
-            file.seek(0)
-            assert _write_header(file, ends[-1] if ends else 0) == begin
-        snapshot.content  # noqa: B018 (hash the files before the last check for changes)
-        if len(ends) != len(rows.labels) or place.snapshot() != snapshot:
-            raise FileError(f"{place}: changed while it was read; run again")
-        arrays = {
-            "ends": np.array(ends, np.int64),
-            "sizes": np.array(sizes, np.int64),
-            "labels": rows.labels,
-            "names": np.array(names),
-        }
-        for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", array, allow_pickle=False)
-        content.update(rows.labels.astype("<i8").tobytes())
-        own["pictures"] = content.hexdigest()
+    from negmerge.vision.reading import open_rows
 
+    lengths: list[int] = []
+    sizes: list[tuple[int, int]] = []
+    names: list[str] = []
+    content = hashlib.sha256()
+    with open_rows(place, source, split, progress=progress) as rows:
 
-def _all_checked(pictures: Iterator[list[Picture]]) -> Iterator[_Checked]:
-    for part in run_in_order(pictures, _check, lambda: None, worker_count(None)):
-        yield from part
+        def encoded() -> Iterator[NDArray[np.uint8]]:
+            progress.stage(f"reading {file_name(source)} {split}", len(rows.labels), "images")
+            for part in run_in_order(rows.read(0), _check, lambda: None, worker_count(None)):
+                for name, data, size, pixels in part:
+                    yield np.frombuffer(data, np.uint8)
+                    lengths.append(len(data))
+                    sizes.append(size)
+                    names.append(name)
+                    content.update(pixels)
+                    progress.advance(1)
 
-
-def _write_header(file: Any, size: int) -> int:
-    """Write the header of a byte array; numpy leaves room for any size. Return its length."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    file.flush()
-    return file.tell()
+        notes: dict[str, Any] = {"classes": rows.classes}
+        with new_entry(entry, snapshot.size, notes, place, snapshot) as folder:
+            write_array(folder / "encoded.npy", (), encoded())
+            arrays = {
+                "ends": np.cumsum(lengths, dtype=np.int64),
+                "sizes": np.array(sizes, np.int64),
+                "labels": rows.labels,
+                "names": np.array(names),
+            }
+            for name, array in arrays.items():
+                np.save(folder / f"{name}.npy", array, allow_pickle=False)
+            content.update(rows.labels.astype("<i8").tobytes())
+            notes["pictures"] = content.hexdigest()

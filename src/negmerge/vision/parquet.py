@@ -73,7 +73,6 @@ class ParquetTable:
         """Read the values of a column.
 
         Args:
-            name: the column.
             picked: sorted rows; None: all.
             advance: called with the numbers of rows that were read.
         """
@@ -84,14 +83,12 @@ class ParquetTable:
             advance(len(part))
         return pa.chunked_array(chunks, type=None if chunks else pa.null())
 
-    def cells(self, name: str, picked: Indices | None) -> Iterator[list[Any]]:
-        """Read the values of a column of pictures, a few at once.
+    def cells(self, name: str, picked: Indices) -> Iterator[list[Any]]:
+        """Read the values of sorted rows of a column of pictures, a few at once.
 
-        Args:
-            name: the column.
-            picked: sorted rows, whose row groups are read in threads; None: all.
+        If some rows are not wanted, the row groups of the others are read in threads.
         """
-        if picked is None:
+        if len(picked) == len(self):
             for url, footer in zip(self.urls, self.footers, strict=True):
                 with _open(url) as source, pq.ParquetFile(source, metadata=footer) as file:
                     for batch in file.iter_batches(ROWS_AT_ONCE, columns=[name]):

@@ -5,10 +5,9 @@ The rows are those of `tables`. No second copy of them is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,26 +21,18 @@ from pyarrow.compute import index_in  # pyright: ignore[reportAttributeAccessIss
 from negmerge.errors import FileError, NegMergeError, printable, quoted
 from negmerge.support.progress import Advance, Progress
 from negmerge.support.terminal import without_stdin
+from negmerge.vision.datasets import datasets as registered
 from negmerge.vision.decode import Picture
 from negmerge.vision.places import Hub, Local
+from negmerge.vision.source import Source
 from negmerge.vision.tables import Table, find_split, open_tables
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Names of the columns; a column that is not in `exact` may have another name in a copy."""
-
-    image: str
-    label: str
-    id: str | None
-    exact: frozenset[str]
-
-
-@dataclass(frozen=True)
 class Rows:
-    """Rows of a split: labels, ids and classes, and functions that read the pictures.
+    """Rows of a split: labels, ids and classes, and a function that reads the pictures.
 
     Args:
         labels, ids, classes: of the picked rows, in order; the classes of the whole data set.
@@ -57,11 +48,6 @@ class Rows:
     origin: str
     read: Callable[[int], Iterator[list[Picture]]]
 
-    @cached_property
-    def pictures(self) -> Iterator[list[Picture]]:
-        """All pictures, in lists."""
-        return self.read(0)
-
 
 Pick = Callable[[int], Indices]
 """From the number of rows of a split to the sorted positions of the wanted ones."""
@@ -70,70 +56,61 @@ Pick = Callable[[int], Indices]
 @contextmanager
 def open_rows(
     place: Local | Hub,
-    columns: Columns,
+    source: Source,
     split: str,
-    splits: Sequence[str],
     pick: Pick | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Rows]:
     """Read the labels and ids of rows of a split, and open their pictures for reading in lists.
 
+    If the data set does not list its classes, they are the labels of both splits.
+
     Args:
-        place: the location of the data set.
-        columns: the columns to read.
-        split: the split to read.
-        splits: if the data set does not list its classes, they are the labels of these splits.
+        split: `train` or `test`.
         pick: chooses the rows; None: all. Nothing is read of row groups without picked rows.
         progress: shows the reading of the labels on the Hub.
     """
+    splits = (source.train, source.test)
     with _quiet(), TemporaryDirectory(prefix="negmerge-") as temporary:
         scratch = Path(temporary)
         with _one_line_errors(place, scratch):
             tables = open_tables(place, splits, scratch)
-            name = find_split(tables, split)
+            wanted = splits[split == "test"]
+            name = find_split(tables, wanted)
             if name is None:
                 there = ", ".join(map(quoted, tables))
-                raise FileError(f"{place}: no split {quoted(split)}; there are: {there}")
+                raise FileError(f"{place}: no split {quoted(wanted)}; there are: {there}")
             table = tables[name]
             where = f"{place}: split {quoted(name)}"
-            image = _find_column(table, columns, "image", "Image", place)
-            label = _find_column(table, columns, "label", "ClassLabel", place)
+            image = _find_column(table, source, "image", "Image", place)
+            label = _find_column(table, source, "label", "ClassLabel", place)
             if not len(table):
                 raise FileError(f"{where}: has no images")
             used = [found for other in splits if (found := find_split(tables, other))]
             classes, number = _classes(tables, used, name, label, where)
-
-            picked = None if pick is None else pick(len(table))
-            advance = _show_labels(place, name, picked, table, progress)
+            picked = np.arange(len(table)) if pick is None else pick(len(table))
+            advance: Advance = lambda count: None  # noqa: E731
+            if progress is not None and isinstance(place, Hub):  # elsewhere it takes a moment
+                title = f"reading the labels of {place.name} {printable(name)}"
+                progress.stage(title, len(picked), "rows")
+                advance = progress.advance
             labels = number(table.column(label, picked, advance), picked)
-            ids = _ids(table, columns.id, image, picked, place, scratch)
-        rows = np.arange(len(table)) if picked is None else picked
+            ids = _ids(table, source.id, image, picked, place, scratch)
 
         def read(first: int) -> Iterator[list[Picture]]:
-            rest = picked if not first else rows[first:]
-            return _pictures(table, image, rest, place, where, scratch)
+            return _pictures(table, image, picked[first:], place, where, scratch)
 
-        yield Rows(labels, ids, classes, rows, table.origin, read)
-
-
-def _show_labels(
-    place: Local | Hub, name: str, rows: Indices | None, table: Table, progress: Progress | None
-) -> Advance:
-    """Begin a stage for labels on the Hub, where their reading takes longer than a moment."""
-    if progress is None or not isinstance(place, Hub):
-        return lambda count: None
-    total = len(table) if rows is None else len(rows)
-    progress.stage(f"reading the labels of {place.name} {printable(name)}", total, "rows")
-    return progress.advance
+        yield Rows(labels, ids, classes, picked, table.origin, read)
 
 
-def _find_column(table: Table, columns: Columns, field: str, kind: str, place: Local | Hub) -> str:
-    wanted = getattr(columns, field)
-    features = table.features or {}
+def _find_column(table: Table, source: Source, field: str, kind: str, place: Local | Hub) -> str:
+    wanted, features = getattr(source, field), table.features or {}
     if wanted in features:
         return wanted
+    # A column that the caller named must exist; the default names may differ in a local copy.
+    usual = registered.get(source.name) if source.name in registered else Source
     fitting = [name for name, value in features.items() if type(value).__name__ == kind]
-    if len(fitting) == 1 and field not in columns.exact:
+    if len(fitting) == 1 and wanted == getattr(usual, field):
         return fitting[0]
     kinds = {k: printable(str(getattr(v, "dtype", type(v).__name__))) for k, v in features.items()}
     there = ", ".join(f"{quoted(name)} ({value})" for name, value in kinds.items())
@@ -144,16 +121,12 @@ def _find_column(table: Table, columns: Columns, field: str, kind: str, place: L
 
 
 def _classes(
-    tables: dict[str, Table], used: Sequence[str], name: str, label: str, where: str
-) -> tuple[tuple[str, ...], Callable[[pa.ChunkedArray, Indices | None], NDArray[np.int64]]]:
+    tables: Mapping[str, Table], used: Sequence[str], name: str, label: str, where: str
+) -> tuple[tuple[str, ...], Callable[[pa.ChunkedArray, Indices], NDArray[np.int64]]]:
     """Return the names of the classes, and a function from values of the labels to numbers.
 
     Args:
-        tables: the splits.
         used: the splits whose labels are the classes, if the data set does not list its classes.
-        name: the split that is read.
-        label: the column of the labels.
-        where: the place in error messages.
     """
     names, values = getattr(tables[name].features[label], "names", None), None
     if names is None:
@@ -169,14 +142,13 @@ def _classes(
         names = [str(value) for value in values]
     count = len(names)
 
-    def number(column: pa.ChunkedArray, rows: Indices | None) -> NDArray[np.int64]:
+    def number(column: pa.ChunkedArray, rows: Indices) -> NDArray[np.int64]:
         if values is not None:
-            known = pa.array(values, type=column.type)
-            column = index_in(column, value_set=known)
+            column = index_in(column, value_set=pa.array(values, type=column.type))
         labels = column.cast(pa.int64()).fill_null(-1).to_numpy()
         wrong = np.flatnonzero((labels < 0) | (labels >= count))
         if len(wrong):
-            index, value = int(wrong[0] if rows is None else rows[wrong[0]]), labels[wrong[0]]
+            index, value = rows[wrong[0]], labels[wrong[0]]
             if value < 0:
                 raise FileError(f"{where}: image {index} has no label; remove it or label it")
             raise FileError(f"{where}: image {index} has label {value}, wanted 0 to {count - 1}")
@@ -190,12 +162,7 @@ def _is_missing(label: Any) -> bool:
 
 
 def _ids(
-    table: Table,
-    column: str | None,
-    image: str,
-    picked: Indices | None,
-    place: Local | Hub,
-    scratch: Path,
+    table: Table, column: str | None, image: str, picked: Indices, place: Local | Hub, scratch: Path
 ) -> NDArray[np.str_] | None:
     if column is not None:
         if column not in table.features:
@@ -212,17 +179,10 @@ def _ids(
 
 
 def _pictures(
-    table: Table,
-    image: str,
-    picked: Indices | None,
-    place: Local | Hub,
-    where: str,
-    scratch: Path,
+    table: Table, image: str, picked: Indices, place: Local | Hub, where: str, scratch: Path
 ) -> Iterator[list[Picture]]:
-    rows = iter(range(len(table)) if picked is None else picked.tolist())
+    rows = iter(picked.tolist())
     with _one_line_errors(place, scratch):
-        # The path in a parquet file is only a name: reading it could open any file.
-        embedded = table.embedded
         for cells in table.cells(image, picked):
             part: list[Picture] = []
             for cell in cells:
@@ -233,8 +193,11 @@ def _pictures(
                     raise FileError(f"{name} is {kind}, wanted an encoded picture")
                 if path := found.get("path"):
                     name += f" ({quoted(_original(path, place, scratch))})"
-                part.append(Picture(name, found.get("bytes"), None if embedded else path))
+                # The path in a parquet file is only a name: reading it could open any file.
+                part.append(Picture(name, found.get("bytes"), None if table.embedded else path))
             yield part
+        if next(rows, None) is not None:
+            raise FileError(f"{place}: changed while it was read; run again")
 
 
 def _original(text: str, place: Local | Hub, scratch: Path) -> str:

@@ -32,9 +32,7 @@ def listed_positions(train: Images, test: Images, forget: Forget) -> NDArray[np.
     `7.png` for `train/cat/7.png`, is enough if only one record has it.
 
     Args:
-        train: the data set that contains the records.
         test: searched for unknown ids, for the error message.
-        forget: the setting that names a list.
     """
     path = forget.indices or forget.ids
     if path is None:

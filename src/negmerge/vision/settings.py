@@ -8,9 +8,6 @@ from pydantic import Field, model_validator
 
 from negmerge.support.settings import Count, File, NameOrPath, Positive, Strict
 
-LARGEST_IMAGE = 4096
-"""The largest height and width of an image, in pixels."""
-
 
 class Limit(Strict):
     """The largest numbers of images to use; classes keep their shares."""
@@ -30,7 +27,7 @@ class Data(Strict):
     """A folder with local copies; the environment variable NEGMERGE_DATA names one, too."""
     revision: str | None = None
     """Branch, tag or commit on the Hub; a commit makes a run repeatable."""
-    size: Annotated[int, Field(ge=1, le=LARGEST_IMAGE)] | None = None
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Height and width of the images; sets that are not registered need it."""
     config: str | None = None
     """The configuration (subset) on the Hub."""

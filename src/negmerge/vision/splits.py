@@ -63,8 +63,6 @@ def make_splits(
     """Split a data set into forget, retain, validation and test set.
 
     Args:
-        train, test: the training images and the test images.
-        forget: which training images to forget.
         validation: the share of each class that is held out of training.
         seed: decides which images are drawn.
         limit: the largest numbers of training and test images; classes keep their shares.
@@ -172,9 +170,7 @@ def balanced(
     [0, 0, 1]
 
     Args:
-        labels: the classes of all samples.
         count: None draws all samples.
-        rng: the generator.
         last: marks samples to draw only when there are no others.
     """
     if count is None or count >= len(labels):
@@ -193,16 +189,14 @@ def balanced(
 
 @dataclass(frozen=True)
 class SearchParts:
-    """Samples that choose λ, and samples that are reported; disjoint unless `shared`."""
+    """Samples that choose λ and samples that are reported, by set; disjoint unless `shared`."""
 
-    retain: Indices
-    forget: Indices
-    holdout: Indices
+    choose: dict[str, Indices]
+    """`retain`, `forget` and `holdout`."""
+    report: dict[str, Indices]
+    """`retain`, `forget` and `test`."""
     holdout_from: str
     """`validation` (positions in the training set) or `test`, if there is no validation set."""
-    report_retain: Indices
-    report_forget: Indices
-    report_test: Indices
     shared: bool
     """Whether a set has only one sample, which then both chooses λ and is reported."""
 
@@ -214,16 +208,14 @@ def divide_for_search(splits: Splits, samples: int, seed: int) -> SearchParts:
     def cut(part: Indices) -> tuple[Indices, Indices]:
         if len(part) < 2:
             return part, part
-        count = min(samples, len(part) // 2)
-        picked = np.sort(rng.choice(part, count, replace=False))
+        picked = np.sort(rng.choice(part, min(samples, len(part) // 2), replace=False))
         return picked, np.setdiff1d(part, picked)
 
-    retain, report_retain = cut(splits.retain)
-    forget, report_forget = cut(splits.forget)
-    if len(splits.validation):
-        holdout, holdout_from, test = splits.validation, "validation", splits.test
-    else:
-        (holdout, test), holdout_from = cut(splits.test), "test"
+    retain, forget = cut(splits.retain), cut(splits.forget)
+    last, holdout_from = (splits.validation, splits.test), "validation"
+    if not len(splits.validation):
+        last, holdout_from = cut(splits.test), "test"
     shared = min(len(splits.retain), len(splits.forget), len(splits.test)) < 2
-    chosen = (retain, forget, holdout, holdout_from)
-    return SearchParts(*chosen, report_retain, report_forget, test, shared)
+    choose = {"retain": retain[0], "forget": forget[0], "holdout": last[0]}
+    report = {"retain": retain[1], "forget": forget[1], "test": last[1]}
+    return SearchParts(choose, report, holdout_from, shared)

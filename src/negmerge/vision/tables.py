@@ -8,12 +8,11 @@ rest is streamed by `datasets`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from inspect import signature
-from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from negmerge.errors import FileError, quoted
 from negmerge.support.progress import Advance
 from negmerge.vision.card import check_card
-from negmerge.vision.folder import open_folder
+from negmerge.vision.folder import FolderTable, open_folder
 from negmerge.vision.parquet import ParquetTable
 from negmerge.vision.places import Hub, Local, walk
 
@@ -40,27 +39,7 @@ PATTERNS = ("[", "*", "?", "{", "::", "://")
 SYNONYMS = ({"train", "training"}, {"test", "testing"}, {"validation", "valid", "val", "dev"})
 
 
-class Table(Protocol):
-    """The rows of a split, of which single columns and rows can be read.
-
-    Its members: the `datasets` features of the columns, whether pictures are in the rows and not in
-    files, and a hash of the addresses of remote files.
-    """
-
-    @property
-    def features(self) -> Any: ...
-    @property
-    def embedded(self) -> bool: ...
-    @property
-    def origin(self) -> str: ...
-    def __len__(self) -> int: ...
-    def column(
-        self, name: str, picked: Indices | None = None, advance: Advance = ...
-    ) -> pa.ChunkedArray: ...
-    def cells(self, name: str, picked: Indices | None) -> Iterator[list[Any]]: ...
-
-
-def open_tables(place: Local | Hub, splits: Sequence[str], scratch: Path) -> dict[str, Table]:
+def open_tables(place: Local | Hub, splits: Sequence[str], scratch: Path) -> Mapping[str, Table]:
     """Open all splits; refuse other builders, and files outside of a local folder."""
     from datasets import config, load_dataset_builder
 
@@ -78,7 +57,7 @@ def open_tables(place: Local | Hub, splits: Sequence[str], scratch: Path) -> dic
         if place.path.is_dir():
             check_card(place.path)
             if (plain := open_folder(place.path, options["data_files"])) is not None:
-                return {**plain}
+                return plain
         if place.path.is_file():
             folder = _link({"one.parquet": place.path}, scratch)
             options["data_files"] = {splits[0]: "one.parquet"}
@@ -91,35 +70,27 @@ def open_tables(place: Local | Hub, splits: Sequence[str], scratch: Path) -> dic
             f"{place}: `datasets` would read its files as {quoted(builder.name)}; wanted parquet "
             "files, or a folder of pictures for each class"
         )
-    homes = _homes(place, scratch)
+    homes = () if isinstance(place, Hub) else (place.path, scratch / "set")
+    inside = tuple(f"{home.resolve()}/" for home in homes) or ""
+
+    def check(file: str) -> None:
+        """Raise unless a file, or the archive that contains it, is in the local folder."""
+        if not os.path.normpath(file.rpartition("::")[2]).startswith(inside):
+            raise FileError(
+                f"{place}: names a file of another folder, {quoted(file)}; copy the file into "
+                "the folder"
+            )
+
     found: dict[Any, Any] = builder.config.data_files or {}
     files = {str(split): [*map(str, some)] for split, some in found.items()}
-    for file in chain.from_iterable(files.values()):
-        _check_inside(file, homes, place)
+    every = [file for some in files.values() for file in some]
+    for file in every:
+        check(file)
     streamed: Any = builder.as_streaming_dataset()
-    if builder.name == "parquet" and all(
-        file.endswith(".parquet") and "::" not in file for some in files.values() for file in some
-    ):
-        return {name: ParquetTable(files[name], streamed[name].features) for name in streamed}
-    check = partial(_check_inside, homes=homes, place=place)
     embedded = builder.name == "parquet"
+    if embedded and all(file.endswith(".parquet") and "::" not in file for file in every):
+        return {name: ParquetTable(files[name], streamed[name].features) for name in streamed}
     return {name: StreamedTable(streamed[name], embedded, check) for name in streamed}
-
-
-def _homes(place: Local | Hub, scratch: Path) -> tuple[str, ...]:
-    """Return the folders that may contain files of a data set; for the Hub, any."""
-    if isinstance(place, Hub):
-        return ("",)
-    return tuple(f"{folder.resolve()}/" for folder in (place.path, scratch / "set"))
-
-
-def _check_inside(file: str, homes: tuple[str, ...], place: Local | Hub) -> None:
-    """Raise unless a file, or the archive that contains it, is in one of the folders."""
-    if not os.path.normpath(file.rpartition("::")[2]).startswith(homes):
-        raise FileError(
-            f"{place}: names a file of another folder, {quoted(file)}; copy the file into "
-            "the folder"
-        )
 
 
 def _link(targets: dict[str, Path], scratch: Path) -> str:
@@ -127,8 +98,7 @@ def _link(targets: dict[str, Path], scratch: Path) -> str:
     folder = scratch / "set"
     for name, target in targets.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if not (folder / name).is_symlink():
-            (folder / name).symlink_to(target)
+        (folder / name).symlink_to(target)
     return str(folder)
 
 
@@ -157,7 +127,6 @@ class StreamedTable:
     """The rows of a split that only `datasets` can read, such as pictures in archives.
 
     Args:
-        stream: the split.
         embedded: whether the pictures are in the rows, and not in files.
         check: raises if the file of a picture may not be opened.
     """
@@ -183,7 +152,6 @@ class StreamedTable:
         """Read the values of a column.
 
         Args:
-            name: the column.
             picked: sorted rows; None: all.
             advance: called with the numbers of rows that were read.
         """
@@ -194,20 +162,13 @@ class StreamedTable:
         found = pa.chunked_array(chunks, type=None if chunks else pa.null())
         return found if picked is None else found.take(pa.array(picked))
 
-    def cells(self, name: str, picked: Indices | None) -> Iterator[list[Any]]:
-        """Read the values of a column of pictures, a few at once.
-
-        Args:
-            name: the column.
-            picked: sorted rows; None: all.
-        """
+    def cells(self, name: str, picked: Indices) -> Iterator[list[Any]]:
+        """Read the values of sorted rows of a column of pictures, a few at once."""
         first = 0
         for batch in self._batches(name, PICTURES_AT_ONCE):
-            values = batch.to_pylist()
-            if picked is not None:
-                low, high = np.searchsorted(picked, [first, first + len(values)])
-                first += len(values)
-                values = [values[row] for row in (picked[low:high] - first + len(batch)).tolist()]
+            low, high = np.searchsorted(picked, [first, first + len(batch)])
+            values = batch.take(pa.array(picked[low:high] - first)).to_pylist()
+            first += len(batch)
             for value in () if self.embedded else values:
                 if path := value["path"]:
                     self.check(path)
@@ -217,3 +178,11 @@ class StreamedTable:
     def _batches(self, name: str, size: int) -> Iterator[pa.ChunkedArray]:
         for batch in self.stream.select_columns([name]).with_format("arrow").iter(size):
             yield batch[name]
+
+
+Table = FolderTable | ParquetTable | StreamedTable
+"""The rows of a split, of which single columns and rows can be read.
+
+A table has the `datasets` features of the columns, says whether pictures are in the rows and not in
+files (`embedded`), and has a hash of the addresses of remote files (`origin`).
+"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,45 +57,30 @@ def rand_augment(batch: Pixels, picked: NDArray[Any], seed: int, strength: RandA
     (1, 8, 8, 3)
 
     Args:
-        batch: the images.
         picked: their positions in the data set.
         seed: of the epoch.
-        strength: number and magnitude of the operations.
     """
+    from PIL import Image
     from torchvision.transforms.v2 import RandAugment as Operation
 
-    return _transform_each(batch, draws(seed, picked, 1)[:, 0], Operation(strength.n, strength.m))
-
-
-def _transform_each(
-    batch: Pixels, seeds: NDArray[np.uint64], transform: Callable[[Any], Any]
-) -> Pixels:
-    """Apply a transform of PIL images to each image, with its own seed."""
-    from PIL import Image
-
-    out = np.empty_like(batch)
+    out, transform = np.empty_like(batch), Operation(strength.n, strength.m)
+    seeds = draws(seed, picked, 1)[:, 0] >> np.uint64(1)
     with fork_random_state():
-        for image, target, seed in zip(batch, out, seeds >> np.uint64(1), strict=True):
-            seed_torch(int(seed))
+        for image, target, own in zip(batch, out, seeds, strict=True):
+            seed_torch(int(own))
             picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
             target[:] = np.asarray(transform(picture)).reshape(image.shape)
     return out
 
 
-def as_input(batch: Pixels) -> Tensor:
-    """Return pixels as floats in [0, 1], with channels first in the shape and last in memory.
-
-    >>> as_input(np.full((1, 2, 2, 1), 255, np.uint8)).max().item()
-    1.0
-    """
-    return to_floats(torch.from_numpy(batch))
-
-
 def to_floats(pixels: Tensor) -> Tensor:
-    """Return bytes, (n, height, width, channels), as `as_input` does, on their device.
+    """Return bytes as floats in [0, 1], channels first in the shape and last in memory.
 
     >>> to_floats(torch.full((1, 2, 2, 1), 51, dtype=torch.uint8)).max().item()
     0.20000000298023224
+
+    Args:
+        pixels: (n, height, width, channels), on any device.
     """
     # A GPU multiplies by 1 / 255 if 255 is a number; a tensor gives the bits of a division.
     most = torch.full((), 255.0, device=pixels.device)

@@ -36,7 +36,6 @@ class Classify(ClassifierScenario):
         self.settings = settings
 
     def check(self) -> None:
-        """Raise if the data, the model or the files of the recipe cannot be used."""
         settings = self.settings
         models.get(settings.model.name)
         given = {
@@ -72,8 +71,7 @@ class Classify(ClassifierScenario):
     def images(self) -> tuple[Images, Images]:
         """Training and test images."""
         data = self.settings.data
-        options: dict[str, Any] = {"root": data.root, "revision": data.revision}
-        options["progress"] = self.progress
+        options = {"root": data.root, "revision": data.revision, "progress": self.progress}
         return load(self.source, "train", **options), load(self.source, "test", **options)
 
     @cached_property
@@ -90,29 +88,19 @@ class Classify(ClassifierScenario):
         return divide_for_search(self.splits, self.samples, self.seed)
 
     def train_set(self, name: TrainingSet) -> Feed:
-        """The images of a set, for training."""
         where = getattr(self.splits, name)
         return ImageFeed(self.images[0], where, self.source.crop, self.source.flip)
 
     def eval_sets(self, use: Use) -> dict[str, Feed]:
-        """The images that choose λ, or those that are reported, by set."""
-        splits, parts = self.splits, self.parts
-        train, test = self.images
-        if use == "choose" and not self.uses_reported_data:
-            held_out = test if parts.holdout_from == "test" else train
-            last = {"holdout": ImageFeed(held_out, parts.holdout)}
-            retain, forget = parts.retain, parts.forget
-        elif self.uses_reported_data:
-            last = {"test": ImageFeed(test, splits.test)}
-            retain, forget = splits.retain, splits.forget
-        else:
-            last = {"test": ImageFeed(test, parts.report_test)}
-            retain, forget = parts.report_retain, parts.report_forget
-        return {"retain": ImageFeed(train, retain), "forget": ImageFeed(train, forget), **last}
+        parts, (train, test) = self.parts, self.images
+        sets = parts.choose if use == "choose" else parts.report
+        if self.uses_reported_data:
+            sets = {name: getattr(self.splits, name) for name in ("retain", "forget", "test")}
+        of = {"holdout": test if parts.holdout_from == "test" else train, "test": test}
+        return {name: ImageFeed(of.get(name, train), where) for name, where in sets.items()}
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The class names in the order of the labels."""
         return self.images[0].classes
 
     # --------------------------------------------------------------------------------------- models
@@ -155,7 +143,6 @@ class Classify(ClassifierScenario):
 
     @property
     def training(self) -> HyperParameters:
-        """How the original is trained."""
         return self.settings.train
 
     @property
@@ -165,7 +152,6 @@ class Classify(ClassifierScenario):
 
     @property
     def identity(self) -> list[Any]:
-        """What every trained model depends on beside its hyper-parameters."""
         data = [images.fingerprint for images in self.images]
         source, model = self.source, self.settings.model
         seen = [source.mean, source.std, source.crop, source.flip, self.class_names]
@@ -173,11 +159,10 @@ class Classify(ClassifierScenario):
         return [data, seen, self.splits.fingerprint, model.name, start]
 
     def describe(self) -> Description:
-        """The sizes of all sets."""
         splits, parts = self.splits, self.parts
         sets = ("retain", "forget", "validation", "test")
-        chosen_on = {"retain": len(parts.retain), "forget": len(parts.forget)}
-        chosen_on[f"holdout ({parts.holdout_from})"] = len(parts.holdout)
+        chosen_on = {name: len(part) for name, part in parts.choose.items()}
+        chosen_on[f"holdout ({parts.holdout_from})"] = chosen_on.pop("holdout")
         number, names = splits.forgotten_class, self.class_names
         return Description(
             data=self.source.name,

@@ -8,10 +8,9 @@ import torch
 
 from negmerge.scenarios.classify.settings import ClassifySettings
 from negmerge.scenarios.settings import Setup
-from negmerge.scenarios.workload import ModelCost, Probe, Workload, model_cost
+from negmerge.scenarios.workload import ModelCost, Probe, Workload, model_cost, size_of
 from negmerge.vision.datasets import resolve
 from negmerge.vision.networks import create
-from negmerge.vision.sizes import size_of
 
 
 def workload(settings: ClassifySettings, setup: Setup) -> Workload:

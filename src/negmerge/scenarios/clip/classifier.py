@@ -26,8 +26,7 @@ class ClipClassifier(nn.Module):
     Args:
         clip: an open_clip model; its encoder is used, not copied.
         heads: by set, [classes, features], already times exp(logit_scale).
-        mean: the mean of the pixels, by channel.
-        std: the standard deviation of the pixels, by channel.
+        mean, std: of the pixels, by channel.
     """
 
     visual: nn.Module

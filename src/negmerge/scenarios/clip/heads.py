@@ -16,7 +16,7 @@ from negmerge.scenarios.clip.prompts import Prompts, prompts_of
 from negmerge.support.progress import Progress, Quiet
 from negmerge.support.reading import parse_json
 from negmerge.training.weights import load_tensors, save_tensors
-from negmerge.vision.cache import cache_folder, entry_lock
+from negmerge.vision.cache import cache_folder, open_or_make
 
 
 def zero_shot_head(
@@ -93,25 +93,20 @@ def cached_head(
     """Return the frozen head of a data set, built once and kept in the cache.
 
     Args:
-        source: the CLIP model.
-        data: the name of the data set.
-        names: its class names.
         words: the known data set whose prompts are used; that of `data` if not given.
         progress: shows how many classes are done.
     """
     sentences = sentences_of(source, data, names, words)
     content = identity(source.fingerprint, data, identity(names, sentences))
     path = cache_folder() / "heads" / f"{content}.safetensors"
-    if (head := _read_head(path)) is not None:
-        return head
-    with entry_lock(path):
-        head = _read_head(path)  # another run may have built it meanwhile
-        if head is None:
-            progress, prompts = progress or Quiet(), prompts_of(words or data)
-            progress.stage(f"building the zero-shot head of {data}", len(names), "classes")
-            head = zero_shot_head(source, data, names, prompts, progress.advance)
-            save_tensors(path, {"head": head}, {"data": data})
-    return head
+
+    def make() -> None:
+        shown = progress or Quiet()
+        shown.stage(f"building the zero-shot head of {data}", len(names), "classes")
+        head = zero_shot_head(source, data, names, prompts_of(words or data), shown.advance)
+        save_tensors(path, {"head": head}, {"data": data})
+
+    return open_or_make(path, lambda: _read_head(path), make)
 
 
 def _read_head(path: Path) -> Tensor | None:

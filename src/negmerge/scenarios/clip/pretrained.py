@@ -8,9 +8,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -35,8 +34,9 @@ from negmerge.scenarios.clip.transformers_clip import (
 from negmerge.support.files import file_digest, write_file
 from negmerge.training.weights import check_fit, load_tensors, save_tensors
 from negmerge.vision.datasets import CLIP as OPENAI
+from negmerge.vision.decode import Fit, Interpolation
+from negmerge.vision.places import ASSETS
 
-ASSETS = Path(str(files("negmerge") / "assets"))
 CONFIG, TRANSFORMERS_CONFIG = "open_clip_config.json", "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = (
@@ -49,7 +49,7 @@ OPENAI_ONLY = ("input_resolution", "context_length", "vocab_size")
 """Entries that only OpenAI's own files have."""
 FOLDER_TOKENIZER = "own"
 """The `hf_tokenizer_name` of a folder of transformers; nothing is opened by this name."""
-FITS: dict[str, Literal["crop", "squash"]] = {"shortest": "crop", "squash": "squash"}
+FITS: dict[str, Fit] = {"shortest": "crop", "squash": "squash"}
 """From the resize modes of open_clip to the values of `ClipSource.fit`."""
 
 
@@ -175,7 +175,7 @@ class ClipSource:
         return tuple(self._preprocess("std", OPENAI["std"]))
 
     @property
-    def fit(self) -> Literal["crop", "squash"]:
+    def fit(self) -> Fit:
         """How an image that is not square is made square."""
         mode = self._preprocess("resize_mode", "shortest")
         if mode not in FITS:
@@ -186,7 +186,7 @@ class ClipSource:
         return FITS[mode]
 
     @property
-    def interpolation(self) -> Literal["bicubic", "bilinear"]:
+    def interpolation(self) -> Interpolation:
         """How pixels are interpolated; `random` is for training only, and means bicubic here."""
         return "bilinear" if self._preprocess("interpolation", "") == "bilinear" else "bicubic"
 

@@ -116,7 +116,6 @@ class Prompts:
 
     Args:
         templates: sentences with `{}` for the class; if there are none, ImageNet's 80 templates.
-        clean: cleans class names.
         epochs: epochs of fine-tuning in the paper, if the set is one of its eight.
         numbers: the largest number of classes that may all have numbers as names.
     """

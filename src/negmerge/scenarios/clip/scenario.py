@@ -18,8 +18,7 @@ from negmerge.scenarios.base import Given, PanelContent, PanelModel, TrainingSet
 from negmerge.scenarios.clip.anatomy import anatomy
 from negmerge.scenarios.clip.classifier import ClipClassifier, count_frozen, freeze_parts
 from negmerge.scenarios.clip.heads import cached_head, ready_head, sentences_of
-from negmerge.scenarios.clip.linear import LinearEvaluator
-from negmerge.scenarios.clip.linearized import LinearizedClassifier
+from negmerge.scenarios.clip.linearized import LinearEvaluator, LinearizedClassifier
 from negmerge.scenarios.clip.pretrained import ClipSource
 from negmerge.scenarios.clip.prompts import PLAIN, prompts_of
 from negmerge.scenarios.clip.settings import ClipSettings
@@ -58,7 +57,6 @@ class ClipScenario(ClassifierScenario):
         self.source = ClipSource(settings.model.name, self.clip.pretrained)
 
     def check(self) -> None:
-        """Raise if the data, the model or the files of the recipe cannot be used."""
         self.source.fingerprint  # noqa: B018 (reads the configuration and finds the weights)
         self.heads  # noqa: B018 (opens the data, builds the heads that are not in the cache)
         self.check_shown_classes()
@@ -99,20 +97,16 @@ class ClipScenario(ClassifierScenario):
         fixed |= {"fit": source.fit, "interpolation": source.interpolation}
         return resolve(data.name, **fixed, **given)
 
-    def _load(self, data: Data, split: Any, **options: Any) -> Images:
-        """A split of a data set."""
-        return load(self._source_of(data), split, **self._where(data), **options)
-
     def _where(self, data: Data) -> dict[str, Any]:
-        """Where a data set is; the default root of the control set is that of the forget set."""
+        """How to load a data set; the default root of the control set is that of the forget set."""
         root = data.root or self.settings.data.root
-        return {"root": root, "revision": data.revision, "progress": self.progress}
+        where = {"root": root, "revision": data.revision, "progress": self.progress}
+        return {"source": self._source_of(data), **where}
 
     @cached_property
     def originals(self) -> Originals:
         """The original training pictures of the set to forget."""
-        data = self.settings.data
-        found = load_originals(self._source_of(data), "train", **self._where(data))
+        found = load_originals(split="train", **self._where(self.settings.data))
         if not len(held_out_of(len(found))[1]):
             raise OptionError(
                 f"data: {len(found)} training images are too few to hold a tenth out, which "
@@ -123,19 +117,14 @@ class ClipScenario(ClassifierScenario):
     @cached_property
     def forget(self) -> tuple[Images, Images]:
         """Validation and test images of the set to forget."""
-        data = self.settings.data
         self.originals  # noqa: B018 (raises if there are no validation images)
-        return self._load(data, "train", part="held_out"), self._load(data, "test")
+        where = self._where(self.settings.data)
+        return load(split="train", part="held_out", **where), load(split="test", **where)
 
     @cached_property
     def control(self) -> tuple[Images, Images]:
         """Validation and test images of the control set; of a large set, the reported ones."""
-        return self._validation, self._drawn[1]
-
-    @cached_property
-    def _validation(self) -> Images:
-        """Validation images of the control set."""
-        return self._load(self.clip.control, "train", part="held_out")
+        return self._drawn[1]
 
     @property
     def _sets(self) -> dict[str, tuple[Data, tuple[Images, Images]]]:
@@ -150,39 +139,36 @@ class ClipScenario(ClassifierScenario):
         return self._drawn[0]
 
     @cached_property
-    def _drawn(self) -> tuple[dict[str, Indices], Images]:
-        """The parts, and the test images of the control set, which are drawn by their labels."""
+    def _drawn(self) -> tuple[dict[str, Indices], tuple[Images, Images]]:
+        """The parts, and the control set, whose test images are drawn by their labels."""
         rng = np.random.default_rng(seed_of("clip", self.seed))
         samples, limit = self.samples, self.settings.data.limit
         train, test = self.originals, self.forget[1]
-        control = self.clip.control
+        control, where = self.clip.control, self._where(self.clip.control)
+        validation = load(split="train", part="held_out", **where)
         rest, held_out = held_out_of(len(train))
 
-        def some(
-            images: Images | Originals, count: int | None, where: Indices | None = None
-        ) -> Indices:
-            where = np.arange(len(images)) if where is None else where
-            return where[balanced(images.labels[where], count, rng)]
+        def some(labels: Indices, count: int | None) -> Indices:
+            return balanced(labels, count, rng)
 
         found = {
-            "train": some(train, limit.train, rest),
+            "train": rest[some(train.labels[rest], limit.train)],
             # Of the validation images only, in the order in which they are decoded.
-            "choose_forget": np.sort(held_out).searchsorted(some(train, samples, held_out)),
-            "choose_retain": some(self._validation, samples),
-            "forget": some(test, limit.test),
+            "choose_forget": np.sort(held_out).searchsorted(
+                held_out[some(train.labels[held_out], samples)]
+            ),
+            "choose_retain": some(validation.labels, samples),
+            "forget": some(test.labels, limit.test),
         }
-        control_test, found["retain"] = load_some(
-            self._source_of(control),
-            "test",
-            lambda labels: balanced(labels, control.limit.test, rng),
-            **self._where(control),
+        reported, found["retain"] = load_some(
+            split="test", choose=lambda labels: some(labels, control.limit.test), **where
         )
-        for name, where in found.items():
-            if not len(where):
+        for name, part in found.items():
+            if not len(part):
                 raise OptionError(
                     f"data: no images are left for {name}; use a larger data set or limit"
                 )
-        return found, control_test
+        return found, (validation, reported)
 
     def train_set(self, name: TrainingSet) -> Feed:
         """The training images of the forget set, the only set that models are trained on."""
@@ -217,14 +203,11 @@ class ClipScenario(ClassifierScenario):
     def heads(self) -> dict[str, Tensor]:
         """The frozen head of each set, built once and kept in the cache."""
         return {
-            name: self._head(data, images[1].classes) for name, (data, images) in self._sets.items()
+            name: cached_head(self.source, data.name, test.classes, data.words, self.progress)
+            for name, (data, (_, test)) in self._sets.items()
         }
 
-    def _head(self, data: Data, names: tuple[str, ...]) -> Tensor:
-        return cached_head(self.source, data.name, names, data.words, self.progress)
-
     def _sentences(self, data: Data, names: tuple[str, ...]) -> list[list[str]]:
-        """The sentences of each class; none if a ready-made head has classes without words."""
         return sentences_of(self.source, data.name, names, data.words)
 
     def _words(self, data: Data, names: tuple[str, ...]) -> str:
@@ -301,7 +284,6 @@ class ClipScenario(ClassifierScenario):
 
     @property
     def identity(self) -> list[Any]:
-        """What every trained model depends on beside its hyper-parameters."""
         train = self.originals
         own = [train.fingerprint, self._words(self.settings.data, train.classes)]
         trained = [self._part_hashes["train"], LEAST, self.clip.augmentation]
@@ -309,7 +291,6 @@ class ClipScenario(ClassifierScenario):
 
     @property
     def scored_on(self) -> list[Any]:
-        """What every score depends on beside the weights."""
         names = self.control[1].classes
         sets = [images.fingerprint for images in (*self.forget, *self.control)]
         return [sets, self._part_hashes, self._words(self.clip.control, names), self.identity]

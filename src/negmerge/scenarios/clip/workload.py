@@ -12,9 +12,8 @@ from negmerge.scenarios.clip.linearized import LinearizedClassifier
 from negmerge.scenarios.clip.pretrained import ClipSource
 from negmerge.scenarios.clip.settings import ClipSettings
 from negmerge.scenarios.settings import Setup
-from negmerge.scenarios.workload import ModelCost, Probe, Workload, model_cost
+from negmerge.scenarios.workload import ModelCost, Probe, Workload, model_cost, size_of
 from negmerge.training.layers import channels_last
-from negmerge.vision.sizes import size_of
 
 COUNTED_APART = ("visual.", "transformer.", "text.")
 """Weights of the image encoder, and of the text transformer, which is not kept."""

@@ -50,11 +50,9 @@ class FunctionScenario(Scenario):
     """A module and two functions of the user.
 
     Args:
-        settings: the fields of the recipe.
         model: the original; it is copied, never changed.
         weights: a hash of its state.
         fine_tune: trains a copy on the data to forget.
-        evaluate: measures a model.
         seed: the seed of all random numbers, together with the settings of each training.
     """
 

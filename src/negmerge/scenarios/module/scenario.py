@@ -30,7 +30,6 @@ class ModuleScenario(ClassifierScenario):
     """A module and its sets; creating it raises if they do not fit.
 
     Args:
-        settings: the fields of the recipe.
         model: the original; it is copied, never changed.
         splits: the sets, by name.
         weights: a hash of the model's state.
@@ -112,7 +111,6 @@ class ModuleScenario(ClassifierScenario):
         return np.sort(order[: min(samples, max(size // 2, 1))])
 
     def train_set(self, name: TrainingSet) -> Feed:
-        """The samples of a set, for training."""
         return self.splits[name]
 
     def eval_sets(self, use: Use) -> dict[str, Feed]:
@@ -134,7 +132,6 @@ class ModuleScenario(ClassifierScenario):
         return network
 
     def describe(self) -> Description:
-        """The sizes of all sets."""
         return Description(
             data=self.name,
             forgotten_class=None,

@@ -397,10 +397,16 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
 
     if is_run(file):
         run = open_run(file)
-        from negmerge.reports.inspection import RunContents
+        from negmerge.reports.inspection import contents_of, progress_text, scores_table
 
-        contents = RunContents.of(run)
-        print(json.dumps(contents.tree())) if json_ else print_tables(contents.tables())
+        contents = contents_of(run)
+        if json_:
+            print(json.dumps(contents))
+        elif run.finished:
+            print_tables(scores_table(run.result))
+        else:
+            progress = progress_text(contents)
+            print_tables([f"the run is not finished (it has no manifest); it has {progress}"])
         return
     from negmerge.vectors.inspection import inspect as describe
     from negmerge.vectors.inspection import render

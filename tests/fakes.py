@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from negmerge.errors import OptionError
-from negmerge.runs.records import Cost, Done, read_record
+from negmerge.runs.records import Cost, Done
 from negmerge.runs.steps import Advance, FileStep, ModelStep, Step, ValueStep
 
 
@@ -95,6 +95,3 @@ class FakeModel(Fake, ModelStep):
             return None
         cost = self.read_cost()
         return cost if cost.id == self.key else None
-
-    def read_cost(self) -> Cost:
-        return read_record(self.cost_file, Cost, "")

@@ -25,6 +25,7 @@ from negmerge.paper.needs import total
 from negmerge.paper.reproduction import Reproduction, rendered, reproduce
 from negmerge.paper.spread import panels_figure, spread_figure
 from negmerge.paper.timing import merge_seconds
+from negmerge.paper.trials import trials_of
 from negmerge.runs.recipe import load_recipe
 from negmerge.runs.store import Run
 from negmerge.support.progress import Quiet
@@ -210,7 +211,7 @@ def test_trials_differ_whatever_seed_is_set(desk, place: Path):
 
 
 def test_a_pool_that_two_runs_need_is_estimated_once():
-    both, alone = total("C1", "paper"), total("B1", "paper")
+    both, alone = (total(trials_of(table, "paper")) for table in ("C1", "B1"))
     assert both.hours < 1.2 * alone.hours
 
 

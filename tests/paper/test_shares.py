@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from negmerge.cli.arguments import fraction
 from negmerge.errors import OptionError
+from negmerge.paper.estimate import divide, parts_of, total_of
 from negmerge.paper.experiments import experiment
 from negmerge.paper.needs import needs
-from negmerge.paper.shares import divide, parts_of, total_of
 from negmerge.paper.trials import trials_of
 
 
@@ -45,7 +45,7 @@ def test_every_run_of_a_table_is_in_one_part():
     )
     own = [trials_of("T3", "paper", part=(k, 2)) for k in (1, 2)]
     assert [sum(t.mine for t in one) for one in zip(*own, strict=True)] == [1] * len(trials)
-    assert "part 2 of 2, " in needs("T3", "paper", part=(2, 2))
+    assert "part 2 of 2, " in needs("T3", "paper", own[1], (2, 2))
 
 
 def test_runs_that_share_trainings_stay_together():

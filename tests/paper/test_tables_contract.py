@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 
 import pytest
@@ -27,7 +28,7 @@ from negmerge.paper.experiments import (
     unstated,
 )
 from negmerge.paper.needs import needs, total
-from negmerge.paper.trials import name_of
+from negmerge.paper.trials import name_of, trials_of
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_methods
 from negmerge.runs.recipe import Recipe, load_recipe
@@ -72,7 +73,7 @@ def lines_of(table: str, scale: TableScale) -> list[ComparedRow]:
     for number, planned in enumerate(wanted.runs(scale)):
         recipe = planned.load()
         times = {method.title: [1.0, 2.0, 6.0] for method in recipe.methods}
-        seconds = times if wanted.times(planned) else None
+        seconds = times if wanted.times(planned) else {}
         rows = measured_rows(made_up(recipe), recipe, planned, wanted, seconds)
         runs.append((number, planned.where, rows))
     return compare(published()[table]["rows"], runs, wanted.readings)
@@ -116,7 +117,7 @@ def test_a_run_is_titled_by_what_it_forgets(table: str):
 
 def test_the_kept_estimates_are_those_of_the_recipes():
     for table, kept in estimates().items():
-        found = total(table, "paper")
+        found = total(trials_of(table, "paper"))
         own = {"disk": found.disk / 1e9, "memory": found.memory / 1e9, "hours": found.hours}
         assert kept == pytest.approx(own, abs=0.06), table
     assert list(estimates()) == list(experiments())
@@ -245,11 +246,13 @@ def test_the_gap_of_several_trials_is_that_of_their_means():
 def test_rows_are_told_apart_by_the_data_they_use():
     rows = {(r["method"], r["splits"]): r for r in published()["T2"]["rows"]}
     assert ("salun", "all") in rows
-    recipe = experiment("T2").paper[0].load()
+    table = experiment("T2")
+    recipe = table.paper[0].load()
     tree = made_up(recipe).tree()
     for row in tree["methods"]:
         row["mia"] = 99.0 if row["splits"] == "all" else 1.0
-    rows = measured_rows(RunResult.model_validate(tree), recipe, PlannedRun(recipe="x"))
+    result = RunResult.model_validate(tree)
+    rows = measured_rows(result, recipe, PlannedRun(recipe="x"), table, {})
     lines = compare(published()["T2"]["rows"], [(0, {}, rows)])
     found = {(x.printed["method"], x.printed["splits"]): x.value("mia") for x in lines}
     assert found["salun", "all"] == found["random_label", "all"] == 99
@@ -275,15 +278,19 @@ def test_tables_that_need_the_same_run_share_it():
     assert len(set(names)) == 8
 
 
+def needs_of(table: str, scale: TableScale, changes: Sequence[str] = ()) -> str:
+    return needs(table, scale, trials_of(table, scale, changes))
+
+
 def test_what_only_the_user_can_give_is_said():
-    assert needs("B11", "paper").endswith("; and --set model.init=FILE")
-    assert "--set" not in needs("B11", "paper", ["model.init=swin.safetensors"])
-    assert "--set" not in needs("B11", "desk")
+    assert needs_of("B11", "paper").endswith("; and --set model.init=FILE")
+    assert "--set" not in needs_of("B11", "paper", ["model.init=swin.safetensors"])
+    assert "--set" not in needs_of("B11", "desk")
 
 
 def test_changes_are_followed():
     changes = ["clip.control.name=/data/imagenet"]
-    text = needs("T6", "paper", changes)
+    text = needs_of("T6", "paper", changes)
     assert "2 runs on /data/imagenet, cars; not estimated, data set '/data/imagenet'" in text
     planned = experiment("T3").runs("paper")[0]
     assert planned.load(changes=["data.name=svhn"]).title.endswith("forgets svhn")
@@ -301,7 +308,7 @@ def test_a_title_does_not_move_a_run():
 
 @pytest.mark.parametrize("table", ["T2", "B11", "T6"])
 def test_needs_are_said(table: str):
-    text = needs(table, "paper")
+    text = needs_of(table, "paper")
     assert "GPU-hours" in text
     assert "GB of disk" in text
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, Token
 from rich.filesize import decimal
@@ -19,6 +20,9 @@ from negmerge.errors import NegMergeError, OptionError, printable
 from negmerge.support.interrupts import ignore_interrupts, raise_interrupts
 from negmerge.support.progress import make_progress
 from negmerge.support.terminal import print_result, print_tables, print_warning, without_stdin
+
+if TYPE_CHECKING:
+    from negmerge.paper.verdicts import Comparison
 
 app = App(
     name="negmerge",
@@ -46,12 +50,7 @@ Flag = Annotated[bool, Parameter(negative="")]
 
 @app.command
 def unlearn(
-    recipe: str | None = None,
-    /,
-    *,
-    out: OptionalOut = None,
-    set_: Set = None,
-    json_: Json = False,
+    recipe: str | None = None, /, *, out: OptionalOut = None, set_: Set = None, json_: Json = False
 ) -> None:
     """Make a classifier or a CLIP forget; a second call continues an interrupted run.
 
@@ -136,22 +135,31 @@ def reproduce(
         json_: For authors: print progress and result as JSON lines.
     """
     if table == "authors":
-        from negmerge.cli.comparisons import reproduce_authors
+        if checkpoints is None:
+            raise OptionError(
+                "authors: wanted --checkpoints FOLDER, the folder of the authors' files"
+            )
+        from negmerge.paper.authors import compare_release
 
-        reproduce_authors(checkpoints, out, trust, set_ or [], expected, json_)
+        with make_progress("json" if json_ else "auto") as progress:
+            compared = compare_release(checkpoints, out, trust, set_ or [], expected, progress)
+        page = compared.folder / "authors.md"
+        _show_comparison(compared, compared.expected.what, json_, f"table: {page}")
         return
     if checkpoints or trust or expected or json_:
         raise OptionError(f"{table}: --checkpoints, --trust, --expected and --json are for authors")
     from negmerge.paper.needs import measured_needs, needs
     from negmerge.paper.reproduction import rendered
     from negmerge.paper.reproduction import reproduce as make
+    from negmerge.paper.trials import trials_of
 
     share = None if part is None else fraction(part, "--part")
     if scale == "paper":
-        print(printable(needs(table, scale, set_ or [], seeds, share)))
+        trials = trials_of(table, scale, set_ or [], seeds, share)
+        print(printable(needs(table, scale, trials, share)))
         if not yes:
             with make_progress() as progress:
-                print(printable(measured_needs(table, scale, set_ or [], seeds, share, progress)))
+                print(printable(measured_needs(trials, progress)))
             print("Nothing was started; add --yes to start.")
             return
     with make_progress() as progress:
@@ -184,9 +192,27 @@ def check(
         download: Download weights and data sets that are not on this machine.
         json_: Print progress and result as JSON lines.
     """
-    from negmerge.cli.comparisons import check_model
+    if not download:  # the Hub's libraries are imported later
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    from negmerge.paper.zero_shot import check_clip
 
-    check_model(kind, name, pretrained, set_ or [], download, json_)
+    with make_progress("json" if json_ else "auto") as progress:
+        made = check_clip(name, pretrained, set_ or [], download, progress)
+    _show_comparison(made, f"{made.model}: zero-shot accuracy in percent", json_)
+
+
+def _show_comparison(made: Comparison, title: str, as_json: bool, *lines: str) -> None:
+    """Print measured numbers beside known ones; exit with 1 if one differs."""
+    from negmerge.paper.verdicts import rendered
+
+    if as_json:
+        print(json.dumps({"event": "result"} | made.tree()))
+    else:
+        print_tables([rendered(title, made.rows), *map(printable, made.notes)])
+        for line in lines:
+            print(printable(line))
+    if not made.passed:
+        raise SystemExit(1)
 
 
 @app.command
@@ -371,10 +397,16 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
 
     if is_run(file):
         run = open_run(file)
-        from negmerge.reports.inspection import RunContents
+        from negmerge.reports.inspection import contents_of, progress_text, scores_table
 
-        contents = RunContents.of(run)
-        print(json.dumps(contents.tree())) if json_ else print_tables(contents.tables())
+        contents = contents_of(run)
+        if json_:
+            print(json.dumps(contents))
+        elif run.finished:
+            print_tables(scores_table(run.result))
+        else:
+            progress = progress_text(contents)
+            print_tables([f"the run is not finished (it has no manifest); it has {progress}"])
         return
     from negmerge.vectors.inspection import inspect as describe
     from negmerge.vectors.inspection import render
@@ -397,13 +429,7 @@ def list_(what: Kind, /, *, json_: Json = False) -> None:
 
 @app.command
 def convert(
-    file: Path,
-    /,
-    *,
-    out: Out,
-    trust: Flag = False,
-    key: str = "",
-    strip_prefix: str = "",
+    file: Path, /, *, out: Out, trust: Flag = False, key: str = "", strip_prefix: str = ""
 ) -> None:
     """Convert a PyTorch pickle, or safetensors with other names, to one safetensors file.
 

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
 
-from negmerge.errors import FileError, MismatchError, NegMergeError, OptionError, quoted
+from negmerge.errors import FileError, NegMergeError, OptionError, quoted
 from negmerge.evaluation.criteria import Row, choose
 from negmerge.evaluation.scales import Search
 from negmerge.evaluation.search import Curve, search_scale
 from negmerge.merging.engine import merge
 from negmerge.paper.experiments import FOLDER
 from negmerge.paper.released import Release, check_trust, convert_release, find_release
-from negmerge.paper.verdicts import Compared, all_pass, markdown
+from negmerge.paper.verdicts import Compared, Comparison, markdown
 from negmerge.runs.recipe import Recipe, first_mistake, load_recipe
 from negmerge.scenarios.base import identity
 from negmerge.scenarios.clip.scenario import ClipScenario
 from negmerge.support.files import file_digest, lock_folder, report_write_errors, write_file
-from negmerge.support.progress import Progress, Quiet
+from negmerge.support.progress import Progress
 from negmerge.support.reading import read_json
 from negmerge.support.settings import Strict
-from negmerge.training.weights import load_tensors
+from negmerge.training.weights import check_fit, load_tensors
 from negmerge.vectors.task_vector import TaskVector
 from negmerge.vision.datasets import resolve
 from negmerge.vision.places import Hub, find
@@ -47,9 +47,7 @@ class Expected(Strict):
         source: where the numbers were published.
         recipe: the recipe that names data, model and prompts.
         members: the number of fine-tuned models.
-        elements: the number of elements of the task vector.
-        unanimous: the number of elements whose sign is the same in all models.
-        scale: λ.
+        elements, unanimous: of the task vector, and those with the same sign in all models.
         acc_forget, acc_retain: accuracies on the test sets, in percent.
         validation: the accuracies on the validation sets for each λ.
     """
@@ -67,30 +65,14 @@ class Expected(Strict):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The measured numbers beside the published ones.
-
-    Args:
-        expected: the published numbers.
-        rows: one for each number.
-        sweep: the accuracies on the validation sets for each λ; empty if data is missing.
-        notes: what was found, and what was not checked.
-        folder: the folder with the table and the converted files.
-    """
+class ReleaseComparison(Comparison):
+    """The numbers of a release; the sweep on the validation sets is empty if data is missing."""
 
     expected: Expected
-    rows: list[Compared]
     sweep: list[Row]
-    notes: list[str] = field(default_factory=list)
-    folder: Path = Path()
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing that was compared differs."""
-        return all_pass(self.rows)
+    folder: Path
 
     def tree(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
         return {
             "what": self.expected.what,
             "passed": self.passed,
@@ -116,23 +98,23 @@ def published_numbers(path: Path | None = None) -> Expected:
 
 def compare_release(
     checkpoints: Path,
-    out: Path | None = None,
-    trust: bool = False,
-    changes: Sequence[str] = (),
-    expected: Path | None = None,
-    progress: Progress | None = None,
-) -> Comparison:
+    out: Path | None,
+    trust: bool,
+    changes: Sequence[str],
+    expected: Path | None,
+    progress: Progress,
+) -> ReleaseComparison:
     """Merge and measure the models of a release; repeated, it does only what is not done.
 
     Args:
         checkpoints: the folder of the release.
-        out: the folder for converted files, patch, sweep and table.
+        out: the folder for converted files, patch, sweep and table; runs/reproduce-authors if None.
         trust: whether pickles may be opened.
         changes: changes of the recipe as `key=value`.
-        expected: a JSON file of published numbers; the authors' if not given.
+        expected: a JSON file of published numbers; the authors' if None.
         progress: shows the progress.
     """
-    wanted, progress = published_numbers(expected), progress or Quiet()
+    wanted = published_numbers(expected)
     folder = Path("runs/reproduce-authors") if out is None else out
     recipe = load_recipe(wanted.recipe, changes)
     if recipe.scenario != "clip":
@@ -164,7 +146,7 @@ def compare_release(
         Compared("forget accuracy", scores.get("acc_forget"), wanted.acc_forget, POINTS),
         Compared("retain accuracy", scores.get("acc_retain"), wanted.acc_retain, POINTS),
     ]
-    made = Comparison(wanted, rows, sweep, notes, folder)
+    made = ReleaseComparison(rows, notes, wanted, sweep, folder)
     write_file(folder / "authors.json", (json.dumps(made.tree(), indent=1) + "\n").encode())
     write_file(folder / "authors.md", page(made).encode())
     return made
@@ -197,12 +179,8 @@ def measure(
 ) -> tuple[list[Row], float, dict[str, float]]:
     """Search λ on the validation sets, and measure on the test sets.
 
-    Args:
-        recipe: names data, model and prompts.
-        base: the pretrained model of the release.
-        patch: the merged vector.
-        folder: keeps the rows of the sweep.
-        progress: shows the progress.
+    Returns:
+        The rows of the sweep, which a file in `folder` keeps, λ, and the accuracies.
     """
     scenario = recipe.make_scenario(progress)
     assert isinstance(scenario, ClipScenario)
@@ -250,20 +228,14 @@ def network(scenario: ClipScenario, base: Path) -> nn.Module:
     """
     model = scenario.model()
     (tensors, _), state = load_tensors(base), model.state_dict()
-    for name in sorted({*tensors} | {name for name in state if name.startswith("visual.")}):
-        there, here = tensors.get(name), state.get(name)
-        if there is None or here is None or there.shape != here.shape:
-            got = "no such tensor" if there is None else f"{tuple(there.shape)}"
-            want = "none" if here is None else f"{tuple(here.shape)}"
-            raise MismatchError(
-                f"{base} {quoted(name)}: got {got}, {scenario.source.name} wants {want}; set "
-                "model.name to the architecture of the release"
-            )
+    wanted = {k: v for k, v in state.items() if k in tensors or k.startswith("visual.")}
+    remedy = "set model.name to the architecture of the release"
+    check_fit(base, tensors, wanted, scenario.source.name, remedy)
     model.load_state_dict(tensors, strict=False)  # the names are compared above
     return model
 
 
-def page(made: Comparison) -> str:
+def page(made: ReleaseComparison) -> str:
     """Return the comparison as Markdown: the numbers, the notes, and both sweeps."""
     lines = [f"# {made.expected.what}\n", f"Known numbers: {made.expected.source}.\n"]
     lines += [markdown(made.rows), *(f"- {note}" for note in made.notes)]

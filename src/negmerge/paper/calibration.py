@@ -7,7 +7,6 @@ images is not measured: a run takes longer where it waits for them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,10 +33,8 @@ class Speed:
     """The speed of one network on this machine.
 
     Args:
-        trained: samples per second in training.
-        scored: samples per second in measurements.
-        batch: the batch size of the measured steps.
-        steps: the number of measured steps.
+        trained, scored: samples per second in training and in measurements.
+        batch, steps: the batch size and the number of the measured steps.
     """
 
     trained: float
@@ -51,13 +48,7 @@ class Speed:
 
 
 class RandomFeed:
-    """A feed whose batches all have the same random samples.
-
-    Args:
-        probe: has the shape of a sample and the number of classes.
-        size: the number of samples.
-        batch: the largest number of samples of a batch.
-    """
+    """A feed of `size` samples whose batches, of at most `batch`, have the same random samples."""
 
     def __init__(self, probe: Probe, size: int, batch: int) -> None:
         self.size = size
@@ -84,14 +75,8 @@ def measure_training(
 ) -> tuple[float, int]:
     """Train for some seconds; return samples per second and the number of measured steps.
 
-    The first step is not counted: it allocates memory and chooses algorithms.
-
-    Args:
-        network: the network.
-        probe: describes it.
-        settings: of the training.
-        batch: the batch size.
-        seconds: the time; at least one step after the first is measured.
+    The first step is not counted: it allocates memory and chooses algorithms. At least one step
+    after the first is measured.
     """
     times: list[float] = []
 
@@ -129,10 +114,7 @@ def measure_speed(
 
     The batch grows up to that of the recipe while a step is short and the memory suffices.
 
-    Args:
-        work: the network and the settings of its training.
-        seconds: the time, about.
-        advance: called with 1 after the training and after the scoring.
+    `advance` is called with 1 after the training and after the scoring.
     """
     probe, settings = work.probe, work.settings
     network = probe.build().to(device())
@@ -177,13 +159,7 @@ def machine() -> str:
 
 
 def measured_hours(wanted: Estimate, progress: Progress, seconds: float = SECONDS) -> str:
-    """Measure the networks of an estimate on this machine; return the hours it needs, as text.
-
-    Args:
-        wanted: the estimate, with the samples that each network processes.
-        progress: receives the progress.
-        seconds: the time for each network, about.
-    """
+    """Measure the networks of an estimate on this machine; return the hours it needs, as text."""
     progress.stage("measuring the speed of this machine", 2 * len(wanted.networks), "measurements")
     speeds: dict[str, Speed] = {}
     failed: list[str] = []
@@ -196,14 +172,7 @@ def measured_hours(wanted: Estimate, progress: Progress, seconds: float = SECOND
     text = f"measured on this machine ({machine()}): {hours:,.1f} hours"
     if failed:
         text += f" without {', '.join(failed)}, which do not fit into its memory"
-    return "; ".join([text, *_details(speeds.items())])
-
-
-def _details(speeds: Iterable[tuple[str, Speed]]) -> list[str]:
-    """What the measured hours rest on."""
-    found = [
-        f"{name}: {speed.trained:,.1f} images/s in training, {speed.scored:,.1f} in measurements "
-        f"({speed.steps} steps of {speed.batch})"
-        for name, speed in speeds
-    ]
-    return [*found, "random weights and images; reading and augmenting images is not included"]
+    for name, speed in speeds.items():
+        text += f"; {name}: {speed.trained:,.1f} images/s in training, {speed.scored:,.1f} in "
+        text += f"measurements ({speed.steps} steps of {speed.batch})"
+    return f"{text}; random weights and images; reading and augmenting images is not included"

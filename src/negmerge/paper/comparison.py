@@ -39,13 +39,10 @@ class MeasuredRow:
 
     Args:
         method: the paper's name of the method.
-        splits: the data that the method used.
         values: by column of the paper's tables; a list if it was measured several times.
-        keys: fields of `KEYS` that the run determines: the number of members, the group of layers
-            or the component.
+        keys: fields of `KEYS` that the run determines.
         subset: whether only some members were merged.
-        deviations: standard deviations that the paper prints beside values, by column, where they
-            are not those over trials.
+        deviations: by column, standard deviations of the paper that are not those over trials.
     """
 
     method: str
@@ -61,7 +58,6 @@ class ComparedRow:
     """A row of a paper's table with its measured values.
 
     Args:
-        printed: the row as published.
         measured: by column and by the number of the planned run, one value for each trial.
         deviations: by column, those of `MeasuredRow` of all trials.
         reading: the number of the reading, if the paper's row can be read in several ways.
@@ -102,20 +98,18 @@ def measured_rows(
     result: RunResult,
     recipe: Recipe,
     planned: PlannedRun,
-    wanted: Experiment | None = None,
-    seconds: Mapping[str, Sequence[float]] | None = None,
+    wanted: Experiment,
+    seconds: Mapping[str, Sequence[float]],
 ) -> list[MeasuredRow]:
     """The rows of a run, with the paper's names of the methods.
 
     Args:
-        result: of the run.
-        recipe: of the run.
+        result, recipe: of the run.
         planned: selects the rows that count, and may rename them.
-        wanted: the table; None: one with the default values.
+        wanted: the table.
         seconds: the times of the merge of each method, by title.
     """
-    added = wanted is not None and wanted.direction == "add"
-    on_validation = wanted is not None and wanted.retain_on == "validation"
+    on_validation = wanted.retain_on == "validation"
     methods = {method.title: method for method in recipe.methods}
     rows = [MeasuredRow("pretrained", None, _values(result.original, on_validation))]
     if result.retrain is not None:
@@ -123,15 +117,15 @@ def measured_rows(
     for row in result.methods:
         method = methods[row.method]
         not_in_paper = method.name not in rivals and method.options.keys() - {"reduce", "signed"}
-        if row.added != added or not_in_paper:
+        if row.added != (wanted.direction == "add") or not_in_paper:
             continue
         name = printed_name(method)
+        name = planned.names.get(name, name)
         count, subset = row.members, method.subset is not None
         keys = {} if count is None else {"n_models": planned.members.get(count, count)}
         values: dict[str, float | Sequence[float]] = {**_values(row, on_validation)}
-        if row.method in (seconds or {}):
-            values["seconds"] = (seconds or {})[row.method]
-        name = planned.names.get(name, name)
+        if row.method in seconds:
+            values["seconds"] = seconds[row.method]
         rows.append(MeasuredRow(name, row.splits, values, keys, subset))
         rows += [] if subset else _sparsity_rows(rows[-1], row)
     return [row for row in rows if planned.only is None or row.method in planned.only]
@@ -150,12 +144,7 @@ def printed_name(method: Method) -> str:
 
 
 def _values(row: Scored, on_validation: bool) -> dict[str, float]:
-    """The values by column of the paper's tables.
-
-    Args:
-        row: the row of the result.
-        on_validation: whether the retain accuracy is that on the samples that choose λ.
-    """
+    """The values by column; `on_validation`: the retain accuracy is that on what chooses λ."""
     found: dict[str, float | None] = row.metrics | {"avg_gap": row.avg_gap}
     if on_validation:
         found["acc_retain"] = row.validation.get("acc_retain")
@@ -189,8 +178,7 @@ def compare(
     Args:
         printed: the rows as published.
         runs: for each run the number of the planned run, the keys of its rows, and the rows.
-        readings: for a method that can be read in several ways, their names; each is compared with
-            the published row.
+        readings: the names of each reading of a method that can be read in several ways.
     """
     lines: list[ComparedRow] = []
     for row in printed:
@@ -219,10 +207,7 @@ def matches(printed: Mapping[str, Any], where: Mapping[str, Any], row: MeasuredR
     >>> matches({"method": "ties", "dataset": "dtd"}, {"dataset": "cars"}, row)
     False
 
-    Args:
-        printed: the published row.
-        where: the keys of all rows of the run.
-        row: the measured row.
+    `where` has the keys of all rows of the run.
     """
     if row.method != printed["method"] or printed.get("splits") not in (None, row.splits):
         return False
@@ -272,11 +257,7 @@ def rank_correlation(
     """Kendall's τ between the published and the measured ranking.
 
     Rows of the same data set, backbone and mode are ranked, and the τ of these groups averaged. The
-    retrained and the original model are not ranked.
-
-    Args:
-        lines: the rows of the table.
-        reading: the reading that counts, of rows with several.
+    retrained and the original model are not ranked. Of rows with several readings one counts.
 
     Returns:
         The column that ranks, τ and the number of ranked rows; None if nothing can be ranked.

@@ -1,30 +1,26 @@
-"""An estimate of what the run of a recipe needs: disk, memory, GPU-hours."""
+"""What runs need by an estimate (disk, memory, GPU-hours), and their division among machines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from negmerge.errors import OptionError
 from negmerge.rivals import rivals
 from negmerge.runs.recipe import Recipe
-from negmerge.scenarios.settings import Setup
-from negmerge.scenarios.workload import Probe, Workload
+from negmerge.scenarios.base import identity
+from negmerge.scenarios.workload import Probe
 from negmerge.training.hyperparameters import HyperParameters
 
 SUSTAINED = 1.0e13
 """Floating-point operations per second that a data-centre GPU is assumed to sustain."""
+Part = tuple[int, int]
+"""The number of a part, from 1, and the number of parts."""
 
 
 @dataclass(frozen=True)
 class Processed:
-    """The samples that one network processes.
-
-    Args:
-        probe: a network of the same architecture.
-        settings: the settings of a training of it.
-        trained: the samples of all trainings, counted once per epoch.
-        scored: the samples of all measurements.
-    """
+    """The samples that one network processes in trainings (once per epoch) and in measurements."""
 
     probe: Probe
     settings: HyperParameters
@@ -40,9 +36,8 @@ class Processed:
 class Estimate:
     """A rough estimate: bytes of disk without the data, bytes of GPU memory, GPU-hours.
 
-    Args:
-        disk, memory, hours: the estimate; the hours are those of a GPU that sustains `SUSTAINED`.
-        networks: the samples that each network processes, by the name of its probe.
+    The hours are those of a GPU that sustains `SUSTAINED`. `networks` has the samples that each
+    network processes, by the name of its probe.
     """
 
     disk: float
@@ -67,12 +62,6 @@ class Estimate:
 NOTHING = Estimate(0, 0, 0)
 
 
-def workload_of(recipe: Recipe) -> Workload:
-    """The part of the cost of a run that its scenario decides."""
-    uses_reported_data = recipe.settings.criterion(recipe.criterion).uses_reported_data
-    return recipe.settings.workload(Setup(recipe.seed, recipe.search.samples, uses_reported_data))
-
-
 def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     """Estimate what a run of a recipe needs, without loading data or weights.
 
@@ -80,11 +69,9 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     >>> 1 < estimate(load_recipe("cifar10_resnet18")).hours < 20
     True
 
-    Args:
-        recipe: of the run.
-        done: the members that earlier runs have trained; the members of this run are added.
+    `done` has the members that earlier runs have trained; the members of this run are added.
     """
-    search, work = recipe.search, workload_of(recipe)
+    search, work = recipe.search, recipe.settings.workload(recipe.setup())
     members = fresh = recipe.pool.members()
     if work.shared is not None and done is not None:
         fresh = [member for member in members if f"{work.shared} {member}" not in done]
@@ -107,6 +94,59 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     batch = max(work.batch, recipe.pool.settings.batch)
     memory = 4 * work.model.weights + tangent * batch * work.model.outputs
     disk = work.model.weights * (models + len(merged) + 2)
-    processed = Processed(work.probe, members[0], trained, seen)
-    networks = {work.probe.name: processed}
+    networks = {work.probe.name: Processed(work.probe, members[0], trained, seen)}
     return Estimate(disk, memory, operations / SUSTAINED / 3600, networks)
+
+
+def total_of(recipes: Sequence[Recipe]) -> Estimate:
+    """The estimate of several runs, which train equal members once."""
+    done: set[str] = set()
+    return sum((estimate(recipe, done) for recipe in recipes), NOTHING)
+
+
+def parts_of(recipes: Sequence[Recipe], count: int) -> list[int]:
+    """The number of the part of each run, from 1, the same on every machine.
+
+    Runs that share trainings are in one part. The parts have about the same estimated hours.
+
+    >>> from negmerge.runs.recipe import load_recipe
+    >>> recipes = [load_recipe("clip_vit_b32", [f"data.name={name}"]) for name in ("cars", "dtd")]
+    >>> parts_of([*recipes, load_recipe("clip_ablations")], 2)
+    [1, 2, 1]
+    """
+    groups: dict[str, list[int]] = {}
+    for number, recipe in enumerate(recipes):
+        groups.setdefault(_shared(recipe), []).append(number)
+    members = list(groups.values())
+    try:
+        hours = [total_of([recipes[k] for k in group]).hours for group in members]
+    except OptionError:  # the sizes of the data are not known: the number of runs must do
+        hours = [float(len(group)) for group in members]
+    parts = {k: p for group, p in zip(members, divide(hours, count), strict=True) for k in group}
+    return [parts[number] for number in range(len(recipes))]
+
+
+def divide(hours: Sequence[float], count: int) -> list[int]:
+    """The number of the part of each piece of work, from 1.
+
+    The longest pieces are given out first, each to the part that has the least work.
+
+    >>> divide([1, 5, 3, 3], 2)
+    [1, 1, 2, 2]
+    """
+    loads, parts = [0.0] * count, [0] * len(hours)
+    for piece in sorted(range(len(hours)), key=lambda k: (-hours[k], k)):
+        part = min(range(count), key=loads.__getitem__)
+        loads[part] += hours[piece]
+        parts[piece] = part + 1
+    return parts
+
+
+def _shared(recipe: Recipe) -> str:
+    """A text that is equal for runs that share trainings."""
+    try:
+        shared = recipe.settings.workload(recipe.setup()).shared
+    except OptionError:  # the sizes of the data are not known
+        shared = None
+    settings = recipe.settings.model_dump(mode="json", by_alias=True)
+    return shared or identity(settings, recipe.seed)

@@ -26,7 +26,6 @@ class PlannedRun(Strict):
     """A run that measures rows of a table.
 
     Args:
-        recipe: the name of the recipe.
         set: changes of the recipe.
         over: data sets; each is a run of its own.
         where: the keys of the rows that the run measures.
@@ -60,14 +59,10 @@ class PlannedRun(Strict):
         return runs
 
     def load(self, trial: int = 0, changes: Sequence[str] = ()) -> Recipe:
-        """Load the recipe with its changes.
+        """Load the recipe with its changes and others; `trial` is added to the seed after them.
 
         >>> PlannedRun(recipe="clip_vit_b32", over=("dtd",)).each()[0].load().title
         "CLIP ViT-B/32 keeps ImageNet, the paper's pool of 30, forgets dtd"
-
-        Args:
-            trial: added to the seed of the recipe, after `changes`.
-            changes: further changes as `key=value`.
         """
         own = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
         recipe = load_recipe(self.recipe, [*own, *changes])
@@ -82,30 +77,6 @@ BUFFERS = {
     "merge": "merged like weights, as in the task-vector code, with variances clamped at zero",
     "keep": "those of the original are kept",
 }
-
-
-class Unstated(Strict):
-    """A detail that the paper does not state; the texts may contain `facts` in braces.
-
-    Args:
-        what: the detail.
-        ours: what is done here.
-        desk: what is done at desk scale, if it differs.
-    """
-
-    what: str
-    ours: str
-    desk: str | None = None
-
-    def sentence(self, scale: TableScale, recipe: Recipe) -> str:
-        """A sentence about a recipe.
-
-        >>> one = Unstated(what="the number of members", ours="{members}")
-        >>> one.sentence("desk", load_recipe("desk_cifar10"))
-        'The paper does not state the number of members; here: 9.'
-        """
-        ours = self.desk if scale == "desk" and self.desk is not None else self.ours
-        return f"The paper does not state {self.what}; here: {ours.format(**facts(recipe))}."
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
@@ -139,11 +110,11 @@ class Experiment(Strict):
     """How a table or a figure is reproduced.
 
     Args:
-        paper: the runs at paper scale.
-        desk: the runs at desk scale.
+        paper, desk: the runs at either scale.
         seeds: the number of trials at paper scale; desk scale has one.
         stands_in: what is smaller at desk scale; it may contain `facts` in braces.
-        unstated: the names of the texts about details that the paper does not state.
+        unstated: the names of the texts about details that the paper does not state; they may
+            contain `facts` in braces.
         direction: `add` if task vectors are added.
         retain_on: the images of the retain accuracy; the validation images are those that choose λ.
         timed: the keys of the runs whose merges are timed, if the table has seconds.
@@ -170,7 +141,7 @@ class Experiment(Strict):
         own = self.paper if scale == "paper" else self.desk
         return [one for planned in own for one in planned.each()]
 
-    def data(self, scale: TableScale, changes: Sequence[str] = ()) -> list[str]:
+    def data(self, scale: TableScale) -> list[str]:
         """The data sets that the runs need.
 
         >>> experiments()["T3"].data("desk")
@@ -178,9 +149,8 @@ class Experiment(Strict):
         """
         found: set[str] = set()
         for planned in self.runs(scale):
-            recipe = planned.load(changes=changes) if changes else _shipped(planned.recipe)
-            first, *others = recipe.settings.data_names()
-            found |= {first if changes else planned.set.get("data.name", first), *others}
+            first, *others = _shipped(planned.recipe).settings.data_names()
+            found |= {planned.set.get("data.name", first), *others}
         return sorted(found)
 
     def smaller(self, changes: Sequence[str] = ()) -> str:
@@ -200,10 +170,6 @@ class Experiment(Strict):
         """
         return self.timed is not None and self.timed.items() <= planned.where.items()
 
-    def trials(self, scale: TableScale) -> range:
-        """The numbers that the trials add to the seed of a recipe."""
-        return range(self.seeds if scale == "paper" else 1)
-
 
 _shipped = cache(load_recipe)
 
@@ -221,14 +187,7 @@ def experiments() -> dict[str, Experiment]:
     >>> experiments()["B12"].paper[0].load().settings.data_names()
     ['cifar10']
     """
-    found = {k: Experiment.model_validate(v) for k, v in _file()["tables"].items()}
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
-
-
-def _place(table: str) -> tuple[int, str, int]:
-    """The place of a table in the paper; figures are last, those of the appendix after F3."""
-    letters, number = table.rstrip("0123456789"), table.lstrip("ABCDFT")
-    return "TBCDF".index(letters[0]), letters, int(number)
+    return {k: Experiment.model_validate(v) for k, v in _file()["tables"].items()}
 
 
 def experiment(table: str) -> Experiment:
@@ -246,11 +205,12 @@ def unstated(table: str, scale: TableScale, changes: Sequence[str] = ()) -> list
     >>> unstated("T4", "desk")[-1]
     'The paper does not state which members make n < 30; here: three random subsets of the 12.'
     """
-    texts, wanted = _file()["unstated"], experiment(table)
-    recipe = wanted.runs(scale)[0].load(changes=changes)
-    return [
-        Unstated.model_validate(texts[name]).sentence(scale, recipe) for name in wanted.unstated
-    ]
+    wanted, found = experiment(table), list[str]()
+    known = facts(wanted.runs(scale)[0].load(changes=changes))
+    for text in (_file()["unstated"][name] for name in wanted.unstated):
+        ours = text.get("desk", text["ours"]) if scale == "desk" else text["ours"]
+        found.append(f"The paper does not state {text['what']}; here: {ours.format(**known)}.")
+    return found
 
 
 @cache

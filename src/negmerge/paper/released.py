@@ -26,12 +26,7 @@ DROPPED = ("classification_head.", "transformer.")
 
 @dataclass(frozen=True)
 class Release:
-    """The files of a folder.
-
-    Args:
-        zero_shot: the pretrained model.
-        members: the fine-tuned models, by name.
-    """
+    """The files of a folder: the pretrained model, and the fine-tuned ones by name."""
 
     zero_shot: Path
     members: dict[str, Path]
@@ -69,24 +64,14 @@ def find_release(folder: Path) -> Release:
         names = ", ".join(str(path.relative_to(folder)) for path in pretrained[:3])
         raise FileError(f"{folder}: the pretrained models {names} differ; keep one of them")
     named = [path for path in others if path.stem.lower() == FINE_TUNED]
-    members = {
-        _member_name(path.relative_to(folder), named=bool(named)): path for path in named or others
-    }
+    members: dict[str, Path] = {}
+    for path in named or others:
+        name = path.relative_to(folder).with_suffix("")
+        alone = named and name.parent != Path()  # rand-m1-n1/CarsVal/finetuned
+        members[(name.parent if alone else name).as_posix()] = path
     if not members:
         raise FileError(f"{folder}: has no fine-tuned models, such as NAME/finetuned.pt")
     return Release(pretrained[0], members)
-
-
-def _member_name(path: Path, named: bool) -> str:
-    """Return the name of a member from its path in the folder.
-
-    >>> _member_name(Path("rand-m1-n1/CarsVal/finetuned.pt"), named=True)
-    'rand-m1-n1/CarsVal'
-    >>> _member_name(Path("member-3.pt"), named=False)
-    'member-3'
-    """
-    own = path.parent if named and path.parent != Path() else path.with_suffix("")
-    return own.as_posix()
 
 
 def check_trust(release: Release, trust: bool) -> None:
@@ -103,11 +88,6 @@ def convert_release(release: Release, out: Path, progress: Progress) -> tuple[Pa
     """Convert all files that are not converted; return those of the pretrained model and members.
 
     A converted file is named by the hash of its source, so that no file is converted twice.
-
-    Args:
-        release: the files.
-        out: the folder for the converted files.
-        progress: shows the bytes that are read.
     """
     sources = {"zeroshot": release.zero_shot} | release.members
     made: list[Path] = []

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from rich.console import RenderableType
+from rich.table import Table
 
 from negmerge.errors import NegMergeError, OptionError, printable
 from negmerge.paper.comparison import (
@@ -20,49 +22,27 @@ from negmerge.paper.comparison import (
     measured_rows,
     rank_correlation,
 )
-from negmerge.paper.experiments import (
-    Experiment,
-    PlannedRun,
-    TableScale,
-    experiment,
-    published,
-    unstated,
-)
+from negmerge.paper.estimate import Part
+from negmerge.paper.experiments import Experiment, TableScale, experiment, published, unstated
 from negmerge.paper.spread import panels_figure, spread_figure, spread_frame
-from negmerge.paper.trials import Trial, finished_run, name_of, run_count, trials_of
+from negmerge.paper.timing import merge_seconds
+from negmerge.paper.trials import Trial, finished_run, run_count, trials_of
 from negmerge.reports.export import DataTable
 from negmerge.reports.page import report
 from negmerge.runs.checks import check_methods
 from negmerge.runs.pipeline import run
-from negmerge.runs.recipe import Recipe
 from negmerge.runs.result import RunResult
 from negmerge.runs.store import Run
-from negmerge.scenarios.settings import Setup
 from negmerge.support.files import report_write_errors, write_file
 from negmerge.support.progress import Progress, Quiet
 from negmerge.support.terminal import escape_markup
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from negmerge.paper.shares import Part
 
 CHARTS = {"spread": spread_figure, "panels": panels_figure}
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table with measured and published values.
-
-    Args:
-        table: the name of the table.
-        scale: the scale of the runs.
-        caption: the caption of the table.
-        frame: measured values, published values and differences.
-        notes: an explanation of the table.
-        pages: the pages of the runs.
-        folder: the folder of the exported table.
-    """
+    """A table with measured values, published values and differences."""
 
     table: str
     scale: TableScale
@@ -90,7 +70,7 @@ def reproduce(
         out: the folder of runs and tables; None: runs/reproduce-SCALE. In one folder, tables share
             runs, and runs share trained models.
         changes: changes of every recipe as `key=value`.
-        progress: receives the progress.
+        progress: shows the progress.
         seeds: added to the seed of the recipe, one for each trial; None: as many trials as in the
             paper, one at desk scale.
         part: make only the runs of one part, such as (2, 5). Runs of other parts that are finished
@@ -103,7 +83,7 @@ def reproduce(
     missing: dict[str, NegMergeError] = {}
     for trial in (trial for trial in trials if trial.mine):  # before hours of work
         try:
-            check(table, trial.planned, trial.recipe, folder, progress)
+            check(table, trial, folder, progress)
         except NegMergeError as error:
             missing[str(error)] = error
     if missing:
@@ -164,13 +144,11 @@ def make_run(trial: Trial, folder: Path, progress: Progress) -> Run:
 
 def seconds_of(
     wanted: Experiment, trial: Trial, done: Run, progress: Progress
-) -> Mapping[str, Sequence[float]] | None:
-    """The seconds of the merges of a run, if the table times them; None if it does not."""
-    from negmerge.paper.timing import merge_seconds
-
+) -> Mapping[str, Sequence[float]]:
+    """The seconds of the merges of a run by title; empty if the table does not time them."""
     file = done.folder.with_name(f"{done.folder.name}.seconds.json")
     if not wanted.times(trial.planned) or not (trial.mine or file.exists()):
-        return None
+        return {}
     return merge_seconds(trial.recipe, done, file, progress)
 
 
@@ -210,20 +188,16 @@ def ranking_texts(lines: Sequence[ComparedRow], wanted: Experiment) -> list[str]
     return texts
 
 
-def check(
-    table: str, planned: PlannedRun, recipe: Recipe, folder: Path, progress: Progress
-) -> None:
+def check(table: str, trial: Trial, folder: Path, progress: Progress) -> None:
     """Raise if a run lacks a field that only the user can set, data or weights."""
-    for field in planned.missing(recipe):
+    for field in trial.planned.missing(trial.recipe):
         raise OptionError(
             f"{table}: {field} is not set; the paper starts from ImageNet weights; add "
             f"--set {field}=FILE with a .safetensors file of these weights"
         )
-    if not Run(folder / name_of(planned.recipe, recipe)).finished:
-        check_methods(recipe)
-        uses_reported_data = recipe.settings.criterion(recipe.criterion).uses_reported_data
-        setup = Setup(recipe.seed, recipe.search.samples, uses_reported_data, progress)
-        recipe.settings.scenario(setup).check()
+    if not Run(folder / trial.name).finished:
+        check_methods(trial.recipe)
+        trial.recipe.make_scenario(progress).check()
 
 
 def write_tables(made: Reproduction) -> None:
@@ -241,8 +215,6 @@ def write_tables(made: Reproduction) -> None:
 
 def rendered(made: Reproduction) -> list[RenderableType]:
     """The table for the terminal: measured, published in brackets, the difference in colour."""
-    from rich.table import Table as Grid
-
     title = f"{made.table}, {made.scale} scale: {made.caption}"
     lines = [*made.notes, *(f"page: {page}" for page in made.pages)]
     shown: list[RenderableType] = [printable(line) for line in lines]
@@ -250,7 +222,7 @@ def rendered(made: Reproduction) -> list[RenderableType]:
     if not columns:
         return [title, *shown]
     words = [str(c) for c in made.frame if not str(c).startswith(tuple(columns))]
-    grid = Grid(*words, title=escape_markup(title), title_justify="left")
+    grid = Table(*words, title=escape_markup(title), title_justify="left")
     for column in columns:
         grid.add_column(f"{column}\nmeasured (paper)", justify="right")
     for row in made.frame.to_dict("records"):

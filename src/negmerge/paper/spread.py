@@ -22,11 +22,7 @@ COLUMNS = 4
 
 
 def spread_frame(runs: Iterable[tuple[str, RunResult]]) -> pd.DataFrame:
-    """For each data set every member with its own λ, the original and every method.
-
-    Args:
-        runs: names of data sets with the results of their runs.
-    """
+    """For each data set every member with its own λ, the original and every method."""
     rows: list[dict[str, Any]] = []
     for data, result in runs:
         named = [(f"member {k}", one, one.scale) for k, one in enumerate(result.pool, 1)]
@@ -44,17 +40,12 @@ def spread_figure(frame: pd.DataFrame) -> str:
     >>> rows = [{"dataset": "mnist", "method": m, "acc_forget": 40.0} for m in ("member 1", "ties")]
     >>> "mnist" in spread_figure(pd.DataFrame(rows))
     True
-
-    Args:
-        frame: from `spread_frame`.
     """
     sets = groups(frame.dropna(subset=[FORGET.name]), "dataset")
     styles, width = styles_of(SHOWN), 2.2 + 1.3 * len(sets)
     chart = Chart("F1", "Members and methods", "", FORGET.axis, 4.2, styles, width)
-    grey = {"color": colour_of(chart.style("members"))}
-    lines: dict[str, Any] = dict.fromkeys(
-        ("boxprops", "whiskerprops", "capprops", "medianprops"), grey
-    )
+    parts, grey = ("box", "whisker", "cap", "median"), {"color": colour_of(chart.style("members"))}
+    lines: dict[str, Any] = {f"{part}props": grey for part in parts}
     for position, rows in enumerate(sets.values()):
         members = [r[FORGET.name] for r in rows if r["method"].startswith("member ")]
         chart.axes.boxplot([members], positions=[position], widths=0.5, showfliers=False, **lines)
@@ -76,9 +67,6 @@ def panels_figure(frame: pd.DataFrame) -> str:
     ...         for d in ("mnist", "dtd")]
     >>> "dtd" in panels_figure(pd.DataFrame(rows))
     True
-
-    Args:
-        frame: from `spread_frame`.
     """
     sets = groups(frame.dropna(subset=[FORGET.name, RETAIN.name]), "dataset")
     columns = min(COLUMNS, max(len(sets), 1))

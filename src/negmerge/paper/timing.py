@@ -14,7 +14,6 @@ from negmerge.runs.recipe import Recipe
 from negmerge.runs.records import Number, Record, read_record
 from negmerge.runs.selectors import select_before_search
 from negmerge.runs.store import Run, write_json
-from negmerge.scenarios.base import Scenario
 from negmerge.support.progress import Progress
 
 REPEATS = 3
@@ -32,13 +31,8 @@ def merge_seconds(
     """The seconds of merging the pool of a finished run by each rule, and of `greedy`.
 
     All rules merge once before the clock starts, so that no compilation is counted and the files
-    were read once. The seconds are kept in a file and not measured again.
-
-    Args:
-        recipe: of the run; methods with options, subsets or an added vector are not timed.
-        run: the finished run, whose members are merged.
-        file: keeps the seconds.
-        progress: receives the progress.
+    were read once. The seconds are kept in a file and not measured again. Methods with a label, a
+    subset or an added vector are not timed.
     """
     if file.exists():
         return read_record(file, Timings, "remove it: the merges are timed again").seconds
@@ -48,30 +42,17 @@ def merge_seconds(
     found: dict[str, list[float]] = {}
     for repeat in range(REPEATS + 1):
         with TemporaryDirectory(prefix=".negmerge-", dir=run.folder.parent) as folder:
-            counts = repeat > 0
-            for title, seconds in _merge_once(recipe, scenario, run, folder, progress, counts):
-                found.setdefault(title, []).append(seconds)
+            store = Run(folder, [run.folder])  # takes over the members
+            executor = InProcess(scenario)
+            context = Context(recipe, scenario, store, executor, progress, illustrated=False)
+            with store.locked():
+                start = train_originals(context, *plan_originals(context))
+                pool = fine_tune_pool(context, start)
+                merged = merge_pool(context, pool)
+                if repeat == 0:  # `greedy` merges by `uniform`
+                    continue
+                merged |= select_before_search(context, pool)
+        for title, method in merged.items():
+            found.setdefault(title, []).append(method.merge_seconds)
     write_json(file, Timings(seconds=found).model_dump())
     return found
-
-
-def _merge_once(
-    recipe: Recipe, scenario: Scenario, run: Run, folder: str, progress: Progress, counts: bool
-) -> list[tuple[str, float]]:
-    """Merge in another folder, which takes over the members; return the seconds by title.
-
-    Args:
-        recipe, scenario, run, progress: as in `merge_seconds`.
-        folder: the other folder.
-        counts: False: merge by the rules only and return nothing; `greedy` merges by `uniform`.
-    """
-    store = Run(folder, [run.folder])
-    context = Context(recipe, scenario, store, InProcess(scenario), progress, illustrated=False)
-    with store.locked():
-        start = train_originals(context, *plan_originals(context))
-        pool = fine_tune_pool(context, start)
-        merged = merge_pool(context, pool)
-        if not counts:
-            return []
-        merged |= select_before_search(context, pool)
-    return [(title, method.merge_seconds) for title, method in merged.items()]

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from negmerge.errors import OptionError
+from negmerge.paper.estimate import Part, parts_of
 from negmerge.paper.experiments import PlannedRun, TableScale, experiment
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.store import Run
 from negmerge.scenarios.base import identity
-
-if TYPE_CHECKING:
-    from negmerge.paper.shares import Part
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,6 @@ class Trial:
 
     Args:
         number: the number of the planned run.
-        planned: the planned run.
         recipe: the recipe, with the seed of the trial.
         part: the number of the part that the run belongs to.
         mine: whether the run is in the part that is made now.
@@ -49,16 +45,15 @@ def trials_of(
     part: Part | None = None,
 ) -> list[Trial]:
     """All runs of a table; the arguments are those of `reproduce`."""
-    from negmerge.paper.shares import parts_of
-
     wanted = experiment(table)
     if seeds is not None and (not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0):
         got = " ".join(map(str, seeds)) or "none"
         raise OptionError(f"--seeds: got {got}, wanted different whole numbers from 0")
+    seeds = range(wanted.seeds if scale == "paper" else 1) if seeds is None else seeds
     trials = [
         Trial(number, planned, planned.load(seed, changes))
         for number, planned in enumerate(wanted.runs(scale))
-        for seed in (wanted.trials(scale) if seeds is None else seeds)
+        for seed in seeds
     ]
     if part is None:
         return trials

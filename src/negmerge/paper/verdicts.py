@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.table import Table
+
+from negmerge.support.terminal import escape_markup
 
 HEADINGS = ("", "measured", "known", "tolerance", "verdict")
 COLOURS = {"pass": "green", "differs": "red"}
@@ -22,8 +24,8 @@ class Compared:
 
     Args:
         name: what was measured.
-        measured: the number; None if it could not be measured.
-        known: the number to compare with; None if there is none.
+        measured: None if it could not be measured.
+        known: None if there is no number to compare with.
         tolerance: the largest difference that passes.
         source: where the known number comes from.
     """
@@ -65,9 +67,21 @@ def _text(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{round(value, 3):,}"
 
 
-def all_pass(rows: Sequence[Compared]) -> bool:
-    """Whether nothing that was compared differs."""
-    return not any(row.verdict == "differs" for row in rows)
+@dataclass(frozen=True)
+class Comparison(ABC):
+    """Numbers that were compared, and notes about them."""
+
+    rows: list[Compared]
+    notes: list[str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing that was compared differs."""
+        return not any(row.verdict == "differs" for row in self.rows)
+
+    @abstractmethod
+    def tree(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
 
 
 def markdown(rows: Sequence[Compared]) -> str:
@@ -78,10 +92,6 @@ def markdown(rows: Sequence[Compared]) -> str:
 
 def rendered(title: str, rows: Sequence[Compared]) -> Table:
     """Return the table for the terminal."""
-    from rich.table import Table
-
-    from negmerge.support.terminal import escape_markup
-
     grid = Table(title=escape_markup(title), title_justify="left")
     for heading in HEADINGS:
         grid.add_column(heading, justify="right" if heading in HEADINGS[1:3] else "left")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,14 +23,14 @@ from negmerge.errors import FileError, OptionError, quoted
 from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.passes import classification_columns, observe_set
 from negmerge.paper.experiments import FOLDER, published
-from negmerge.paper.verdicts import Compared, all_pass
-from negmerge.runs.recipe import first_mistake
+from negmerge.paper.verdicts import Compared, Comparison
+from negmerge.runs.recipe import change_fields, first_mistake
 from negmerge.scenarios.clip.classifier import ClipClassifier
 from negmerge.scenarios.clip.heads import cached_head
 from negmerge.scenarios.clip.pretrained import ClipSource
-from negmerge.support.progress import Progress, Quiet
+from negmerge.support.progress import Progress
 from negmerge.support.reading import parse_yaml, read_json
-from negmerge.support.settings import File, Strict, set_dotted
+from negmerge.support.settings import File, Strict
 from negmerge.training.feeds import Batch
 from negmerge.training.weights import metadata_of
 from negmerge.vision.datasets import Images, Source, datasets, load, resolve
@@ -47,8 +47,6 @@ TAG = "openai"
 POINTS = 1.0
 """The largest difference that passes, in percentage points: published values of the same weights
 differ by up to half a point."""
-
-
 ABSENT = "not on this machine"
 
 
@@ -62,9 +60,7 @@ class CheckedData(Strict):
 class CheckSettings(Strict):
     """The fields that `--set` changes.
 
-    Args:
-        sets: the data sets; by default those that the model has heads for, or the paper's nine.
-        data: where they are, and how many images are used.
+    The default `sets` are those that the model has heads for, or the paper's nine.
     """
 
     sets: tuple[str, ...] | None = None
@@ -72,30 +68,20 @@ class CheckSettings(Strict):
 
 
 @dataclass(frozen=True)
-class ZeroShot:
+class ZeroShot(Comparison):
     """The accuracies of a model on the data sets that were found.
 
     Args:
         model: the name and the tag of the weights.
-        rows: one for each data set.
         images: the number of images of each data set that was found.
         missing: why each of the others was not measured.
-        notes: remarks about the model and the known numbers.
     """
 
     model: str
-    rows: list[Compared]
     images: dict[str, int]
     missing: dict[str, str]
-    notes: list[str]
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing that was compared differs."""
-        return all_pass(self.rows)
 
     def tree(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
         rows = [row.tree() | {"images": self.images.get(row.name)} for row in self.rows]
         about = {"missing": self.missing, "notes": self.notes}
         return {"model": self.model, "passed": self.passed, "numbers": rows} | about
@@ -132,11 +118,7 @@ def _paper_row(name: str) -> Mapping[str, Any] | None:
 
 
 def check_clip(
-    name: str,
-    pretrained: str | None = None,
-    changes: Sequence[str] = (),
-    progress: Progress | None = None,
-    download: bool = False,
+    name: str, pretrained: str | None, changes: Sequence[str], download: bool, progress: Progress
 ) -> ZeroShot:
     """Measure a CLIP model on the data sets that are found.
 
@@ -144,11 +126,11 @@ def check_clip(
         name: an architecture of open_clip, a folder, or a model of this package.
         pretrained: for an architecture, a tag of open_clip (OpenAI's if not given) or a file.
         changes: changes of `CheckSettings` as `key=value`.
-        progress: shows the progress.
         download: whether data sets that are not on this machine are downloaded. The Hub's libraries
             download weights unless HF_HUB_OFFLINE is set when they are imported.
+        progress: shows the progress.
     """
-    settings, progress = read_settings(changes), progress or Quiet()
+    settings = read_settings(changes)
     source = ClipSource(name, pretrained)
     if pretrained is None and source.folder is None:
         source = ClipSource(name, TAG)
@@ -169,7 +151,8 @@ def check_clip(
     heads = {
         k: cached_head(source, k, images.classes, None, progress) for k, images in found.items()
     }
-    model = network(source, heads)
+    model = ClipClassifier(source.load(), heads, source.mean, source.std)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     limit, measured, images = settings.data.limit.test, dict[str, float](), dict[str, int]()
     for data, own in found.items():
         picked = balanced(own.labels, limit, np.random.default_rng(0))
@@ -180,13 +163,9 @@ def check_clip(
         measured[data] = 100 * float(seen["correct"].mean())
     comparable = _uses_known_weights(source) and limit is None
     known = known_accuracies(name) if comparable else {}
-    return ZeroShot(
-        name if source.pretrained is None else f"{name} {source.pretrained}",
-        _rows(name, sets, measured, known),
-        images,
-        missing,
-        [*not_found(missing, root), *_notes(source, limit, bool(known))],
-    )
+    title = name if source.pretrained is None else f"{name} {source.pretrained}"
+    notes = [*not_found(missing, root), *_notes(source, limit, bool(known))]
+    return ZeroShot(_rows(name, sets, measured, known), notes, title, images, missing)
 
 
 def read_settings(changes: Sequence[str]) -> CheckSettings:
@@ -196,14 +175,7 @@ def read_settings(changes: Sequence[str]) -> CheckSettings:
     ('cars', 'dtd')
     """
     tree: dict[str, Any] = {}
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise OptionError(f"--set {quoted(change)}: wanted key=value")
-        try:
-            set_dotted(tree, key, parse_yaml(text, f"--set {key}"))
-        except FileError as error:
-            raise OptionError(str(error)) from None
+    change_fields(tree, changes)
     try:
         settings = CheckSettings.model_validate(tree)
     except ValidationError as error:
@@ -273,16 +245,10 @@ def _hub_cache(source: Source) -> Path | None:
     return Path(found)
 
 
-def network(source: ClipSource, heads: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a classifier with the weights of a source and one head for each data set."""
-    model = ClipClassifier(source.load(), heads, source.mean, source.std)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def observe(model: nn.Module, name: str, batch: Batch) -> Columns:
     """Return whether each prediction is right."""
     inputs, targets = batch
-    return classification_columns(partial(model, head=name)(inputs), targets, ("correct",))
+    return classification_columns(model(inputs, head=name), targets, ("correct",))
 
 
 def _uses_known_weights(source: ClipSource) -> bool:
@@ -318,14 +284,3 @@ def _notes(source: ClipSource, limit: int | None, known: bool) -> list[str]:
     elif not known:
         notes.append("no accuracies of these weights are known; nothing was compared")
     return notes
-
-
-CHECKS = {"clip": check_clip}
-"""What `negmerge check` can check, by kind."""
-
-
-def check(kind: str, name: str, **options: Any) -> ZeroShot:
-    """Check a model of some kind."""
-    if kind not in CHECKS:
-        raise OptionError(f"check {quoted(kind)}: wanted one of {', '.join(CHECKS)}")
-    return CHECKS[kind](name, **options)

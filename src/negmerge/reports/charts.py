@@ -86,7 +86,7 @@ class Chart:
             self.figure.patch.set_visible(False)
 
     def panel(self, rows: int, columns: int, number: int, title: str) -> None:
-        """Draw what follows in a panel of its own, in a grid of panels with the same labels.
+        """Draw what follows in a panel of its own, in a grid of panels numbered from 0.
 
         >>> chart = Chart("two", "Accuracy of two sets", "λ", "accuracy in %")
         >>> for number, name in enumerate(("cars", "dtd")):
@@ -94,11 +94,6 @@ class Chart:
         ...     chart.point(0.5, 90.0, "consensus", name)
         >>> len(chart.figure.axes)
         2
-
-        Args:
-            rows, columns: the size of the grid.
-            number: the place of the panel, row by row from 0.
-            title: the title of the panel.
         """
         labels = {"xlabel": self.axes.get_xlabel(), "ylabel": self.axes.get_ylabel()}
         if not self.axes.has_data() and number == 0:

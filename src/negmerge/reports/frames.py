@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from negmerge.errors import FileError, NegMergeError, quoted
 from negmerge.evaluation.metrics import Histogram
@@ -21,7 +21,7 @@ from negmerge.evaluation.search import read_rows
 from negmerge.merging.engine import merge
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import criterion_losses, gap_interval, ranked
-from negmerge.runs.records import Record, read_record
+from negmerge.runs.records import Record, check_record, read_record
 from negmerge.runs.result import Scored
 from negmerge.runs.store import RESTORE, Run
 from negmerge.support.reading import MAX_JSON, read_bytes, read_csv
@@ -208,9 +208,7 @@ def _patches(page: PageData) -> dict[str, TaskVector]:
 class Bin(BaseModel):
     """A bin of a histogram: the number of samples of a set between `low` and `high`.
 
-    Args:
-        model: the model whose outputs are counted.
-        member: whether the attack classifies samples in this bin as training data.
+    `member`: the attack classifies samples in this bin as training data.
     """
 
     model: str
@@ -226,12 +224,7 @@ def bins_of(run: Run, histogram: Histogram) -> list[Bin]:
     path = run.data / histogram.file
     if not path.exists():
         raise Missing("this run did not record histograms")
-    try:
-        return TypeAdapter(list[Bin]).validate_python(read_csv(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise FileError(f"{path}: is damaged: {place}: {first['msg']}; {RESTORE}") from None
+    return check_record(read_csv(path), list[Bin], path, RESTORE)
 
 
 def bins_frame(bins: Sequence[Bin], models: Sequence[str]) -> pd.DataFrame:
@@ -245,11 +238,7 @@ def bins_frame(bins: Sequence[Bin], models: Sequence[str]) -> pd.DataFrame:
 
 
 class Picture(Record):
-    """A cell of a panel: a picture with a caption and an alternative text.
-
-    Args:
-        file: the name of the picture in `report/data`; None if the cell has only the caption.
-    """
+    """A cell of a panel: a picture in `report/data` with an alternative text, or only a caption."""
 
     caption: str
     alt: str

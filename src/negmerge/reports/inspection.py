@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
 
 from negmerge.errors import printable
 from negmerge.evaluation.metrics import Metric, metric_of
@@ -19,61 +21,33 @@ from negmerge.runs.result import MethodRow, RunResult, Scored
 from negmerge.runs.store import Run
 from negmerge.support.terminal import escape_markup
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+
+def contents_of(run: Run) -> dict[str, Any]:
+    """What the folder of a run contains, as `negmerge inspect --json` prints it."""
+    return {
+        "kind": "run",
+        "finished": run.finished,
+        "base": run.base.exists(),
+        "retrain": run.retrain.exists(),
+        "members": len(list(run.folder.glob("pool/*/*.json"))),
+        "members_planned": len(load_recipe(run.recipe).pool.members()),
+        "rivals": sorted(path.name for path in run.folder.glob("rivals/*/")),
+        "patches": sorted(path.stem for path in run.folder.glob("patches/*.safetensors")),
+        "sweeps": sorted(path.stem for path in run.folder.glob("sweeps/*.csv")),
+        "scores": run.result.tree() if run.finished else None,
+    }
 
 
-@dataclass(frozen=True)
-class RunContents:
-    """What the folder of a run contains; the result is None if the run is not finished."""
-
-    base: bool
-    retrain: bool
-    members: int
-    members_planned: int
-    rivals: list[str]
-    patches: list[str]
-    sweeps: list[str]
-    result: RunResult | None
-
-    @classmethod
-    def of(cls, run: Run) -> RunContents:
-        """Inspect the folder of a run."""
-        return cls(
-            base=run.base.exists(),
-            retrain=run.retrain.exists(),
-            members=len(list(run.folder.glob("pool/*/*.json"))),
-            members_planned=len(load_recipe(run.recipe).pool.members()),
-            rivals=sorted(path.name for path in run.folder.glob("rivals/*/")),
-            patches=sorted(path.stem for path in run.folder.glob("patches/*.safetensors")),
-            sweeps=sorted(path.stem for path in run.folder.glob("sweeps/*.csv")),
-            result=run.result if run.finished else None,
-        )
-
-    def tree(self) -> dict[str, Any]:
-        """The content as `negmerge inspect --json` prints it."""
-        own = {name: value for name, value in vars(self).items() if name != "result"}
-        scores = None if self.result is None else self.result.tree()
-        return {"kind": "run", "finished": scores is not None} | own | {"scores": scores}
-
-    def tables(self) -> list[RenderableType]:
-        """The scores, or the progress of an unfinished run."""
-        if self.result is not None:
-            return scores_table(self.result)
-        return [f"the run is not finished (it has no manifest); it has {self.progress()}"]
-
-    def progress(self) -> str:
-        """What an unfinished run has."""
-        have = ["base"] * self.base + ["retrain"] * self.retrain
-        have.append(f"{self.members} of {self.members_planned} members")
-        have += [f"{len(self.patches)} patches", f"{len(self.sweeps)} sweeps"]
-        return ", ".join([*have, f"{len(self.rivals)} rivals"])
+def progress_text(contents: Mapping[str, Any]) -> str:
+    """What an unfinished run has."""
+    have = [name for name in ("base", "retrain") if contents[name]]
+    have.append(f"{contents['members']} of {contents['members_planned']} members")
+    counts = [f"{len(contents[name])} {name}" for name in ("patches", "sweeps", "rivals")]
+    return ", ".join([*have, *counts])
 
 
 def scores_table(result: RunResult) -> list[RenderableType]:
     """The scores of all models with their 95 % intervals, and notes that explain them."""
-    from rich.table import Table
-
     table = Table("method", "data", title=escape_markup(result.title) or None, title_justify="left")
     metrics = [metric_of(name) for name in measured_metrics(result)]
     compared = any(row.avg_gap is not None for row in result.methods)

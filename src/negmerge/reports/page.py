@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from negmerge.errors import FileError, NegMergeError
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured
-from negmerge.reports.inspection import RunContents
+from negmerge.reports.inspection import contents_of, progress_text
 from negmerge.reports.page_data import PageData
 from negmerge.reports.sections import Section, sections_of
 from negmerge.reports.styles import COLOURS, SYMBOLS, style_of
@@ -119,13 +119,9 @@ class PageBuilder:
     def result(self) -> RunResult:
         """Read the scores; an unfinished run may have those of an earlier recipe."""
         if not self.run.finished:
-            raise Missing(f"the run is not finished; it has {RunContents.of(self.run).progress()}")
+            text = progress_text(contents_of(self.run))
+            raise Missing(f"the run is not finished; it has {text}")
         return self.run.result
-
-    def recipe_text(self) -> str:
-        """The text of the recipe in the run, valid or not."""
-        raw = self.attempt("The text of the recipe", lambda: read_bytes(self.run.recipe, MAX_YAML))
-        return (raw or b"").decode(errors="replace")
 
     def attempt(self, what: str, make: Callable[[], T]) -> T | None:
         """Call a function; if it fails, return None and note what is missing."""
@@ -144,7 +140,9 @@ class PageBuilder:
         """The page as HTML."""
         summary = page and self.attempt("The summary", partial(summary_of, page))
         styles = page.styles if page else {}
-        recipe = self.recipe_text()
+        recipe = self.attempt(
+            "The text of the recipe", partial(read_bytes, self.run.recipe, MAX_YAML)
+        )
         environment = Environment(
             loader=PackageLoader("negmerge.reports"),
             autoescape=True,
@@ -160,7 +158,7 @@ class PageBuilder:
             sections=sections,
             missing=self.missing,
             warnings=page.result.warnings if page else [],
-            recipe=recipe,
+            recipe=(recipe or b"").decode(errors="replace"),  # valid or not
             seed=page and page.recipe.seed,
             in_memory=page is not None and page.recipe.settings.in_memory,
             manifest=self.manifest,

@@ -1,9 +1,13 @@
-"""The checks of a recipe before anything is trained, and the notes about expensive defaults."""
+"""The checks of a run before anything is trained: methods, memory, notes on expensive defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from negmerge.errors import OptionError
 from negmerge.merging.rules import make_rule, rules
@@ -13,10 +17,22 @@ from negmerge.registry import unknown_name
 from negmerge.rivals import rivals
 from negmerge.runs.methods import Method
 from negmerge.runs.recipe import Recipe
-from negmerge.runs.rival_trainings import plan_rivals
+from negmerge.runs.rival_trainings import RivalTraining, plan_rivals
 from negmerge.runs.store import Run
 from negmerge.runs.trainings import Start
-from negmerge.scenarios.base import Scenario, ToTrain
+from negmerge.scenarios.base import Scenario, ToTrain, TrainingSet
+from negmerge.scenarios.data import DataScenario
+from negmerge.training.execution import checkpointed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.memory import check_step
+
+SPARE = 0.05
+"""The share of a GPU's free memory that is left to the CUDA context of a worker process and to
+fragmentation; an assumption."""
+TITLES = {
+    "original": "training the original model",
+    "retrained": "retraining without the forget set, to compare with",
+}
 
 
 def check_methods(recipe: Recipe) -> None:
@@ -92,10 +108,67 @@ def check_selector(method: Method) -> None:
         raise OptionError(f"method {method.title!r}: subset is for merge rules; leave it out")
 
 
-TITLES = {
-    "original": "training the original model",
-    "retrained": "retraining without the forget set, to compare with",
-}
+def check_trainings(recipe: Recipe, scenario: Scenario, limit: float | None) -> None:
+    """Raise if a training of a run does not fit in memory, or its model has no checkpointing.
+
+    Args:
+        recipe, scenario: of the run.
+        limit: the bytes of memory for one training; None: memory is not checked.
+    """
+    if not isinstance(scenario, DataScenario):
+        return
+    planned: dict[object, tuple[str, TrainingSet, HyperParameters]] = {}
+    for where, on, own in _trainings(recipe, scenario):
+        how = (own.precision, own.checkpointing, own.optimizer, own.momentum > 0)
+        planned[on, own.batch, own.accumulate, *how] = where, on, own  # what memory depends on
+    model = None
+    for where, on, settings in planned.values():
+        if limit is None and not settings.checkpointing:
+            continue
+        model = scenario.model() if model is None else model
+        try:
+            if settings.checkpointing:
+                with checkpointed(model):
+                    pass
+        except OptionError as error:
+            raise OptionError(f"{where}.{error}") from None
+        if limit is not None:
+            feed, objective = scenario.train_set(on), scenario.loss(settings)
+            check_step(where, model, feed, settings, objective, limit)
+
+
+def _trainings(
+    recipe: Recipe, scenario: Scenario
+) -> Iterator[tuple[str, TrainingSet, HyperParameters]]:
+    """Yield every training of a run: where the recipe has its settings, the set, the settings."""
+    for plan in (scenario.original(), scenario.reference()):
+        if isinstance(plan, ToTrain):
+            yield "train", plan.on, plan.settings
+    for member in _members(recipe):
+        yield "pool.settings", "forget", member
+    for step in _rivals(recipe, scenario):  # they take the batch and its parts from the original
+        yield "train", step.on[0], step.settings
+
+
+def _members(recipe: Recipe) -> list[HyperParameters]:
+    """Return the members that a run trains: none if all methods are rivals."""
+    merges = any(method.name not in rivals for method in recipe.methods)
+    return recipe.pool.members() if merges else []
+
+
+def _rivals(recipe: Recipe, scenario: Scenario) -> list[RivalTraining]:
+    """Return the trainings of all rivals, only to look at them."""
+    plans = plan_rivals(scenario, recipe, Run(""), Start(Path(), ""))
+    return [step for steps in plans.values() for step in steps]
+
+
+def memory_limit(workers: int, gpus: int) -> float | None:
+    """Return the bytes of GPU memory for each worker process; None if there is no GPU."""
+    if not gpus:
+        return None
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    return (1 - SPARE) * free / ceil(workers / gpus)  # the GPUs are taken to be alike
 
 
 def default_trainings(recipe: Recipe, scenario: Scenario) -> list[tuple[str, dict[str, Any]]]:
@@ -109,7 +182,9 @@ def default_trainings(recipe: Recipe, scenario: Scenario) -> list[tuple[str, dic
     if not any(plan.remedy for plan in plans.values()):
         return []
     samples = {name: scenario.work(plan.on, plan.settings) for name, plan in plans.items()}
-    total = sum(samples.values()) + _samples_of_methods(recipe, scenario)
+    total = sum(samples.values())
+    total += sum(scenario.work("forget", member) for member in _members(recipe))
+    total += sum(step.samples(scenario) for step in _rivals(recipe, scenario))
     notes: list[tuple[str, dict[str, Any]]] = []
     for name, plan in plans.items():
         if plan.remedy is None:
@@ -123,12 +198,3 @@ def default_trainings(recipe: Recipe, scenario: Scenario) -> list[tuple[str, dic
         facts = {"model": name, "epochs": epochs, "samples": samples[name], "share": share}
         notes.append((text, facts))
     return notes
-
-
-def _samples_of_methods(recipe: Recipe, scenario: Scenario) -> int:
-    """Return the number of samples that the pool and the rivals will process."""
-    total = 0
-    if any(method.name not in rivals for method in recipe.methods):
-        total += sum(scenario.work("forget", member) for member in recipe.pool.members())
-    plans = plan_rivals(scenario, recipe, Run(""), Start(Path(), ""))  # only to count
-    return total + sum(step.samples(scenario) for steps in plans.values() for step in steps)

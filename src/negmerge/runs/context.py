@@ -33,16 +33,7 @@ def plugin_versions(recipe: Recipe, scenario: Scenario) -> list[str]:
 
 @dataclass(frozen=True)
 class Context:
-    """A run in progress.
-
-    Args:
-        recipe: the settings of the run.
-        scenario: data, models, losses, metrics.
-        store: the run directory.
-        executor: runs the steps.
-        progress: shows how much is done.
-        illustrated: whether to measure also what only the page shows.
-    """
+    """A run in progress; if illustrated, what only the page shows is measured, too."""
 
     recipe: Recipe
     scenario: Scenario
@@ -87,7 +78,7 @@ class Context:
         the run; when the run is started again, only the steps that are not done run.
 
         Args:
-            title: the title of the stage, for the progress.
+            title: the title of the stage.
             steps: the steps; those with the same output file run once.
             on_done: called with each step that was not done before.
             stage_size: the number of steps of the stage, if `steps` does not list all of them; see

@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Self
 
 from negmerge.errors import FileError, quoted
 from negmerge.support.files import TEMPORARY_SUFFIX, lock_folder, report_write_errors
-
-D = TypeVar("D", bound="RunDirectory")
 
 TITLE = re.compile(r"[A-Za-z0-9_-]+")
 """The titles of methods and the keys of models; both name files."""
@@ -23,11 +21,7 @@ PAGE_FILE = re.compile(r"index\.html")
 
 
 class RunDirectory:
-    """The folder of a run.
-
-    Args:
-        folder: the folder, which need not exist.
-    """
+    """The folder of a run, which need not exist."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -77,7 +71,7 @@ class RunDirectory:
             raise FileError(f"{self.manifest} {quoted(name)}: leads out of the run")
         return path
 
-    def check_contents(self: D) -> D:
+    def check_contents(self) -> Self:
         """Raise if the folder holds anything but regular files and folders; return the run.
 
         A link could lead to files of others, which a run would read, overwrite or remove. The path

@@ -49,11 +49,7 @@ class Executor(AbstractContextManager["Executor"], ABC):
 
 
 class InProcess(Executor):
-    """Runs one step after the other in this process.
-
-    Args:
-        scenario: what the steps run on.
-    """
+    """Runs one step after the other in this process."""
 
     def __init__(self, scenario: Any) -> None:
         self.scenario = scenario
@@ -132,9 +128,8 @@ def count_processes(workers: int | None, cores: int, steps: int, gpus: int = 0) 
 
     Args:
         workers: the number that the recipe asks for, if any.
-        cores: the number of cores.
+        cores, gpus: of the machine.
         steps: the number of steps of the largest stage.
-        gpus: the number of GPUs.
     """
     return max(min(gpus or cores, steps) if workers is None else workers, 1)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -21,7 +22,7 @@ from negmerge.merging.engine import merge
 from negmerge.merging.inputs import Buffers
 from negmerge.merging.select import Greedy
 from negmerge.runs.records import Done, read_record
-from negmerge.runs.steps import Advance, FileStep, Step, ValueStep
+from negmerge.runs.steps import Advance, FileStep, Step, T, ValueStep
 from negmerge.runs.store import MEASURE_AGAIN
 from negmerge.scenarios.base import PanelContent, PanelModel, Scenario
 from negmerge.scenarios.data import require_sets
@@ -31,13 +32,7 @@ from negmerge.vectors.task_vector import TaskVector
 
 
 def load_vector(base: Path, vector: Path, member_buffers: Buffers | None) -> TaskVector:
-    """Return the task vector of a patch or of a pool member.
-
-    Args:
-        base: θ.
-        vector: a patch, or the model file of a pool member.
-        member_buffers: how to merge the buffers of a pool member; None for a patch.
-    """
+    """Return the task vector of a patch or of a pool member; the arguments are as in `Sweep`."""
     if member_buffers is None:
         return TaskVector.load(vector)
     return merge(base, [vector], "uniform", buffers=member_buffers)
@@ -48,14 +43,12 @@ class Sweep(FileStep):
     """A λ sweep: θ − λτ is measured for a series of λ.
 
     Args:
-        key: the key of the step.
         base: θ.
         vector: a patch, or the model file of a pool member.
         member_buffers: how to merge the buffers of a pool member; None for a patch.
         search: the λ to measure.
         criterion: the name of the criterion, which decides whether to extend the sweep.
         reference: the scores of the retrained model, if there is one.
-        out: the CSV file to write.
         partial: the file that keeps the rows until the run is finished.
     """
 
@@ -70,11 +63,9 @@ class Sweep(FileStep):
     partial: Path
 
     def size(self, scenario: Scenario) -> int:
-        """Return the approximate number of samples for all λ."""
         return scenario.size("choose") * self.search.passes()
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[int]:
-        """Measure and write the rows; return the number of evaluations."""
         begun = time.perf_counter()
         tau = load_vector(self.base, self.vector, self.member_buffers)
         evaluator = scenario.evaluator(scenario.model(self.base), tau)
@@ -85,14 +76,12 @@ class Sweep(FileStep):
 
 
 @dataclass(frozen=True)
-class Evaluation(ValueStep[Scores]):
-    """The scores of one model, θ or θ − λτ, on the reported data.
+class ModelMeasurement(ValueStep[T]):
+    """A measurement of one model, θ or θ − λτ.
 
     Args:
-        key: the key of the step.
         model: θ.
-        out: the file that keeps the scores until the run is finished.
-        vector: τ, as in a `Sweep`; None to score θ.
+        vector: τ, as in a `Sweep`; None to measure θ.
         scale: λ; a negative λ adds τ.
         member_buffers: as in a `Sweep`.
     """
@@ -104,58 +93,46 @@ class Evaluation(ValueStep[Scores]):
     scale: float = 0.0
     member_buffers: Buffers | None = None
 
+    @contextmanager
+    def network(self, scenario: Scenario) -> Iterator[nn.Module]:
+        """Make the network, with τ applied in the block."""
+        network = scenario.model(self.model)
+        if self.vector is None:
+            yield network
+            return
+        tau = load_vector(self.model, self.vector, self.member_buffers)
+        with tau.applied(network, -self.scale):
+            yield network
+
+
+class Evaluation(ModelMeasurement[Scores]):
+    """The scores of a model on the reported data."""
+
     value_type: ClassVar = Scores
 
     def size(self, scenario: Scenario) -> int:
-        """Return the number of samples of all reported sets."""
         return scenario.size("report")
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[Scores]:
-        """Measure every metric."""
         begun = time.perf_counter()
-        model = scenario.model(self.model)
-        with ExitStack() as stack:
-            if self.vector is not None:
-                tau = load_vector(self.model, self.vector, self.member_buffers)
-                stack.enter_context(tau.applied(model, -self.scale))
-            scores = scenario.measure(model, "report", advance)
+        with self.network(scenario) as network:
+            scores = scenario.measure(network, "report", advance)
         return Done(scores, time.perf_counter() - begun)
 
 
-@dataclass(frozen=True)
-class Measurement(ValueStep[Row | None]):
-    """The metrics of θ or θ − λτ on the data that chooses λ; None if outputs are not finite.
-
-    Args:
-        key: the key of the step.
-        model: θ.
-        out: the file that keeps the metrics until the run is finished.
-        vector: the patch with τ; None to measure θ.
-        scale: λ; a negative λ adds τ.
-    """
-
-    key: str
-    model: Path
-    out: Path
-    vector: Path | None = None
-    scale: float = 0.0
+class Measurement(ModelMeasurement[Row | None]):
+    """The metrics of a model on the data that chooses λ; None if outputs are not finite."""
 
     value_type: ClassVar = Row | None
 
     def size(self, scenario: Scenario) -> int:
-        """Return the number of samples of all sets that choose λ."""
         return scenario.size("choose")
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[Row | None]:
-        """Measure the metrics that a criterion may use."""
         begun = time.perf_counter()
-        model = scenario.model(self.model)
-        with ExitStack() as stack:
-            if self.vector is not None:
-                tau = TaskVector.load(self.vector)
-                stack.enter_context(tau.applied(model, -self.scale))
+        with self.network(scenario) as network:
             try:
-                row = scenario.measure(model, "choose", advance).row()
+                row = scenario.measure(network, "choose", advance).row()
             except ValueRangeError:
                 row = None
         return Done(row, time.perf_counter() - begun)
@@ -166,13 +143,10 @@ class MeanLoss(ValueStep[float]):
     """The loss of θ − λ·mean(τ) for some pool members, on a set that chooses λ.
 
     Args:
-        key: the key of the step.
         base: θ.
         members: the model files of the members.
-        buffers: how to merge buffers.
         on: the name of the set.
         scale: λ; a negative λ adds the mean.
-        out: the file that keeps the loss until the run is finished.
     """
 
     key: str
@@ -186,11 +160,9 @@ class MeanLoss(ValueStep[float]):
     value_type: ClassVar = float
 
     def feed(self, scenario: Scenario) -> Feed:
-        """Return the samples of the set."""
         return require_sets(scenario, "greedy").eval_sets("choose")[self.on]
 
     def size(self, scenario: Scenario) -> int:
-        """Return the number of samples of the set."""
         return len(self.feed(scenario))
 
     def measure(self, scenario: Scenario, model: nn.Module, feed: Feed, advance: Advance) -> float:
@@ -203,7 +175,6 @@ class MeanLoss(ValueStep[float]):
             return inf
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[float]:
-        """Measure the loss."""
         begun = time.perf_counter()
         model, feed = scenario.model(self.base), self.feed(scenario)
         loss = self.measure(scenario, model, feed, advance)
@@ -215,11 +186,8 @@ class GreedySelection(ValueStep[list[int]]):
     """The selector `greedy`: members join the mean one by one while the loss falls.
 
     Args:
-        key: the key of the step.
-        greedy: the options of the selector.
-        single: the step that measured each member alone.
+        single: the steps that measured each member alone.
         losses: the losses of these steps.
-        out: the file that keeps the selected positions until the run is finished.
         partial: the file that keeps the measured losses.
     """
 
@@ -237,7 +205,6 @@ class GreedySelection(ValueStep[list[int]]):
         return self.single[0].size(scenario) * (len(self.single) - 1)
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[list[int]]:
-        """Return the positions of the selected members."""
         first = self.single[0]
         model, feed = scenario.model(first.base), CachedFeed(first.feed(scenario))
         known: dict[str, float] = {}
@@ -263,23 +230,15 @@ class GreedySelection(ValueStep[list[int]]):
 
 @dataclass(frozen=True)
 class Drawing(Step[PanelContent]):
-    """A panel of the page.
-
-    Args:
-        key: the id of the panel.
-        shown: the models to show.
-        out: the file for the data of the panel.
-    """
+    """A panel of the page; the key is its id."""
 
     key: str
     shown: tuple[PanelModel, ...]
     out: Path
 
     def size(self, scenario: Scenario) -> int:
-        """Return the number of models."""
         return len(self.shown)
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[PanelContent]:
-        """Draw the panel."""
         begun = time.perf_counter()
         return Done(scenario.draw(self.key, self.shown, advance), time.perf_counter() - begun)

@@ -28,13 +28,8 @@ class Merge(FileStep):
     """A merge of pool members by one rule.
 
     Args:
-        key: the key of the step.
         base: θ.
         members: the model files of the members; empty if they are in the accumulator.
-        rule: the name of the rule.
-        buffers: how to merge buffers.
-        out: the patch.
-        options: the options of the rule.
         accumulator: the file of the accumulator, if the members are deleted.
     """
 
@@ -54,7 +49,6 @@ class Merge(FileStep):
         return sum(path.stat().st_size for path in (self.base, *self.members))
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[int]:
-        """Merge the files, or finish the accumulator."""
         begun = time.perf_counter()
         if self.accumulator is None:
             merge(
@@ -77,12 +71,10 @@ class MergedMethod:
     """The task vector of a rule or selector, and its λ once it is chosen.
 
     Args:
-        patch: the file with τ.
         choice: λ; 0 until it is chosen.
         pool: the members that the method needed.
         merge_seconds: the seconds of merging, and of the measurements of a selector.
         evaluations: how often the data that chooses λ ran through a model.
-        search_seconds: the seconds of the search for λ.
         sweeps: the titles of its sweeps.
         added: whether the method is θ + λτ instead of θ − λτ.
         detail: fields of its row in `scores.json` that only a selector has.
@@ -143,14 +135,7 @@ def merged_method(
 def merge_mean(
     context: Context, title: str, depends: Sequence[object], members: Sequence[Training]
 ) -> Done[int]:
-    """Write the patch of a selector: the mean of the members that it selected.
-
-    Args:
-        context: the run.
-        title: the title of the method.
-        depends: what the key of the patch is made from.
-        members: the selected members.
-    """
+    """Write the patch of a selector, the mean of members; its key is made from `depends`."""
     store, buffers = context.store, context.recipe.buffers
     files = tuple(step.out for step in members)
     key, out = identity(*depends, buffers), store.patch(title)

@@ -12,7 +12,7 @@ import torch
 from negmerge.errors import NegMergeError, OptionError
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
-from negmerge.runs.checks import check_methods
+from negmerge.runs.checks import check_methods, check_trainings, memory_limit
 from negmerge.runs.context import Context, plugin_versions
 from negmerge.runs.executors import LocalProcesses, count_processes
 from negmerge.runs.merges import merge_pool
@@ -21,15 +21,8 @@ from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
 from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
-from negmerge.runs.scores import (
-    Models,
-    make_result,
-    measure_added,
-    score_models,
-    score_reference,
-)
+from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
 from negmerge.runs.store import Run, write_json
-from negmerge.runs.training_checks import check_trainings, memory_limit
 from negmerge.scenarios.base import Given, Scenario, identity
 from negmerge.support.files import sync_to_disk, write_file
 from negmerge.support.parallel import worker_count
@@ -45,7 +38,8 @@ def unlearn(context: Context) -> Run:
     Each stage runs only the steps that are not done yet, and returns its results as values.
     """
     original, reference = plan_originals(context)
-    start_run(context)
+    context.store.reopen()  # from here on the folder holds an unfinished run of this recipe
+    write_file(context.store.recipe, context.recipe.dump().encode())
 
     # Train the original model θ on all data, and the reference without the forget set.
     start = train_originals(context, original, reference)
@@ -75,12 +69,6 @@ def unlearn(context: Context) -> Run:
     files += files_of_steps(context, models)
     context.store.finish(problem_hash(context.recipe, context.scenario), files)
     return context.store
-
-
-def start_run(context: Context) -> None:
-    """Write the recipe; from here on the folder holds an unfinished run of this recipe."""
-    context.store.reopen()
-    write_file(context.store.recipe, context.recipe.dump().encode())
 
 
 def write_unlearned(context: Context, models: Models) -> list[Path]:

@@ -124,11 +124,7 @@ def _fine_tune_and_fold(context: Context, title: str, steps: list[Training]) -> 
 def check_disk_space(context: Context, steps: Sequence[Training], what: str, remedy: str) -> None:
     """Raise if the disk cannot hold the models to train, their states and the patches.
 
-    Args:
-        context: the run.
-        steps: the trainings, done or not.
-        what: the noun for the models in the error.
-        remedy: what the user can do.
+    `steps` are the trainings, done or not; the error calls them `what`.
     """
     models = sum(context.store.find(step) is None for step in steps)
     folder = context.store.folder

@@ -86,7 +86,10 @@ class Recipe(Strict):
         """Move the fields of the scenario to `settings`."""
         if not isinstance(tree, Mapping):
             return tree
-        tree = {str(k): _given_fields(v) for k, v in tree.items()}
+        tree = {  # without the defaults of sections that are objects
+            str(k): v.model_dump(exclude_unset=True, by_alias=True) if isinstance(v, Strict) else v
+            for k, v in tree.items()
+        }
         kind = tree.get("scenario")
         if kind is None:
             kind = "clip" if tree.get("clip") is not None else DEFAULT_SCENARIO
@@ -151,12 +154,14 @@ class Recipe(Strict):
         given = self.search.criterion
         return self.settings.default_criterion if given is None else given
 
+    def setup(self, progress: Progress | None = None) -> Setup:
+        """Return the values that the recipe gives to its scenario."""
+        uses_reported_data = self.settings.criterion(self.criterion).uses_reported_data
+        return Setup(self.seed, self.search.samples, uses_reported_data, progress)
+
     def make_scenario(self, progress: Progress | None = None) -> Scenario:
         """Return the scenario of the recipe; it opens its data when they are first needed."""
-        uses_reported_data = self.settings.criterion(self.criterion).uses_reported_data
-        return self.settings.scenario(
-            Setup(self.seed, self.search.samples, uses_reported_data, progress)
-        )
+        return self.settings.scenario(self.setup(progress))
 
     def dump(self) -> str:
         """Return the recipe as YAML, with all defaults."""
@@ -164,11 +169,6 @@ class Recipe(Strict):
         for name, value in self.model_dump(mode="json", by_alias=True).items():
             tree |= value if name == "settings" else {name: value}
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-
-
-def _given_fields(part: Any) -> Any:
-    """Return a part of a recipe as a tree, without defaults."""
-    return part.model_dump(exclude_unset=True, by_alias=True) if isinstance(part, Strict) else part
 
 
 def first_mistake(error: ValidationError) -> str:
@@ -196,6 +196,12 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
     """
     where, tree = read_recipe(name)
     before = deepcopy(tree)
+    change_fields(tree, changes)
+    return _update_title(check_recipe(tree, where), before)
+
+
+def change_fields(tree: dict[str, Any], changes: Sequence[str]) -> None:
+    """Change fields of a tree, as `--set` does."""
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key or len(key) > LONGEST_KEY:
@@ -204,7 +210,6 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
             set_dotted(tree, key, parse_yaml(text, f"--set {printable(key)}"))
         except FileError as error:
             raise OptionError(f"{error}; {quoted(text)} is not a YAML value") from None
-    return _update_title(check_recipe(tree, where), before)
 
 
 def _update_title(recipe: Recipe, before: Mapping[str, Any]) -> Recipe:

@@ -20,7 +20,6 @@ Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Inside = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$", max_length=4096)]
 """The name of a file of a run, relative to the run directory."""
-FORMAT = "negmerge-run/1"
 
 
 class Record(BaseModel):
@@ -82,13 +81,9 @@ class Done(Generic[T]):
 
 
 def read_record(path: Path, kind: Any, remedy: str, *, infinite: bool = False) -> Any:
-    """Read a JSON file as a type.
+    """Read a JSON file as a type; with `infinite`, numbers may be infinite.
 
-    Args:
-        path: the file.
-        kind: a `Record`, or any type that pydantic knows.
-        remedy: what the user can do about a damaged file.
-        infinite: whether numbers may be infinite.
+    The other arguments are those of `check_record`.
     """
     return check_record(read_json_value(path, infinite=infinite), kind, path, remedy)
 
@@ -103,8 +98,7 @@ def check_record(tree: Any, kind: Any, path: Path, remedy: str) -> Any:
     Args:
         tree: the values.
         kind: a `Record`, or any type that pydantic knows.
-        path: the file that the values come from, for the error.
-        remedy: what the user can do about a damaged file.
+        path, remedy: of the error: the damaged file, and what the user can do about it.
     """
     try:
         return TypeAdapter(kind).validate_python(tree)

@@ -47,7 +47,6 @@ class Scored(MetricRow):
         samples: the number of samples of each reported set.
         samples_processed: the number of samples processed in training.
         seconds: the seconds of training, merging and searching.
-        avg_gap: the Avg. Gap to the retrained model, if there is one.
         validation: the metrics on the samples that choose λ, in runs that add task vectors.
     """
 
@@ -188,11 +187,8 @@ class RunResult(Record):
 
     Args:
         format: the version of the file; old files of version 1 do not have this field.
-        original: the original model.
-        retrain: the model that was trained without the forget set, if there is one.
-        methods: the methods in the order of the recipe; the first made the unlearned model.
+        methods: in the order of the recipe; the first made the unlearned model.
         splits: the description of the data.
-        pool: the members of the pool.
     """
 
     format: Literal["negmerge-scores/1"] = "negmerge-scores/1"

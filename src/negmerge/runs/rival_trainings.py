@@ -36,10 +36,7 @@ the published protocol, and how a step is computed."""
 class RivalTraining(Training):
     """A training by a rival method.
 
-    Args:
-        method: the name of the rival.
-        options: the options of the rival.
-        tried: the values of the tuned options; None if the rival is not tuned.
+    `tried` has the values of the tuned options; it is None if the rival is not tuned.
     """
 
     method: str = ""
@@ -48,23 +45,19 @@ class RivalTraining(Training):
 
     def find_cost(self) -> Cost | None:
         """Return the cost of a training that is done; a try that diverged has no model."""
-        found = super().find_cost()
-        if found is not None or not self.cost_file.exists():
-            return found
         try:
             cost = self.read_cost()
         except FileError:
             return None
-        return cost if cost.id == self.key and cost.failure is not None else None
+        failed = cost.failure is not None and cost.id == self.key
+        return cost if failed else super().find_cost()
 
     def samples(self, scenario: Scenario) -> int:
-        """Return the number of samples that the training processes."""
         data = require_sets(scenario, self.method)
         sizes = {name: len(data.train_set(name)) for name in self.on}
         return rivals.get(self.method).samples(sizes, self.settings)
 
     def train(self, scenario: Scenario, network: nn.Module, advance: Advance) -> Trained:
-        """Change the network in place by the rival method."""
         data = require_sets(scenario, self.method)
         task = Task(
             network,
@@ -79,7 +72,6 @@ class RivalTraining(Training):
         return rivals.get(self.method).run(task, self.options)
 
     def metadata(self, network: nn.Module) -> dict[str, Any]:
-        """Return the metadata of the model file."""
         outputs = final_linear(network)[1].out_features
         own = {"method": self.method, "options": self.options, "outputs": outputs}
         return super().metadata(network) | own
@@ -114,16 +106,11 @@ def make_rival_training(
     """Return a rival's training with its key and seed.
 
     Args:
-        scenario: the data and the model.
-        title: the title of the model.
+        scenario, title, out, states, start, save_every: as in `make_training`.
         rival: the rival method.
         given: settings and options by name.
         settings: the other settings; the published ones if None.
-        out: returns the model file for a key.
-        states: the folder for the states of trainings in progress.
-        start: the original.
-        tried: the values of the tuned options; None if the rival is not tuned.
-        save_every: the least seconds between two saves of the state; see `StateSaver`.
+        tried: as in `RivalTraining`.
     """
     settings, options = rival.resolve(given, settings)
     content = [rival.name, options, settings.content(), start.key]
@@ -170,14 +157,7 @@ def tuning_grid(rival: Rival, options: Mapping[str, Any], count: int) -> list[di
 def plan_rivals(
     scenario: Scenario, recipe: Recipe, store: Run, start: Start
 ) -> dict[str, list[RivalTraining]]:
-    """Return the trainings of every rival of a recipe, by title: one, or one for each try.
-
-    Args:
-        scenario: the data and the model.
-        recipe: names the rivals.
-        store: the run directory.
-        start: the original.
-    """
+    """Return the trainings of every rival of a recipe, by title: one, or one for each try."""
     plans: dict[str, list[RivalTraining]] = {}
     for position, method in enumerate(recipe.methods):
         if method.name not in rivals:

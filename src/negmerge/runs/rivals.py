@@ -27,7 +27,6 @@ class TrainedRival:
     """A rival that was trained.
 
     Args:
-        steps: its trainings.
         chosen: the training that is reported.
         tried: the tries and their metrics; empty if the rival is not tuned.
         seconds: the seconds of measuring the tries.
@@ -41,12 +40,7 @@ class TrainedRival:
     allowed: bool = True
 
     def row(self, criterion: Criterion, looked: bool) -> dict[str, Any]:
-        """Return the fields of its row in the result, without scores and comparisons.
-
-        Args:
-            criterion: chose the best try.
-            looked: whether the data that chooses is the data that is reported.
-        """
+        """Return the fields of its row in the result, without scores and comparisons."""
         rival = rivals.get(self.chosen.method)
         costs = [step.read_cost() for step in self.steps]
         training = sum(cost.seconds for cost in costs)
@@ -69,13 +63,7 @@ class TrainedRival:
 
 
 def train_rivals(context: Context, start: Start, reference: Reference) -> dict[str, TrainedRival]:
-    """Train the rivals of the recipe from the original, and tune those that ask for it.
-
-    Args:
-        context: the run.
-        start: the original.
-        reference: the scores of the retrained model, if there is one.
-    """
+    """Train the rivals of the recipe from the original, and tune those that ask for it."""
     settings = context.recipe.settings
     plans = plan_rivals(context.scenario, context.recipe, context.store, start)
     steps = [step for tries in plans.values() for step in tries]
@@ -107,12 +95,7 @@ def measure_tries(context: Context, tries: Sequence[RivalTraining]) -> dict[str,
 def plan_measurement(
     context: Context, model: Path, vector: Path | None = None, scale: float = 0.0
 ) -> Measurement:
-    """Return the step that measures θ or θ − λτ on the data that chooses λ.
-
-    Args:
-        context: the run.
-        model, vector, scale: as in `Measurement`.
-    """
+    """Return the step that measures θ or θ − λτ on the data that chooses λ."""
     recipe, uses_reported_data = context.recipe, context.criterion.uses_reported_data
     content = [file_digest(model), uses_reported_data, recipe.search.samples, recipe.seed]
     content += [] if vector is None else [file_digest(vector), scale]
@@ -135,9 +118,7 @@ def best_try(
     Args:
         steps: the tries.
         measured: the metrics of each; None where there is no model.
-        original: the metrics of the original.
-        criterion: gives the loss of a try.
-        reference: the scores of the retrained model, if there is one.
+        original, criterion, reference: what the loss of a try is computed from.
         kept: the metric of the retain set.
     """
     rows = [None if done is None else done.value for done in measured]

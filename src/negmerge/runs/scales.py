@@ -27,11 +27,7 @@ def find_scales(
 ) -> tuple[dict[str, MergedMethod], list[MemberSweep]]:
     """Return every merged method with its λ, by title, and the sweeps of single members.
 
-    Args:
-        context: the run.
-        pool: the members.
-        merged: the methods that are merge rules, without λ.
-        reference: the scores of the retrained model, if there is one.
+    `merged` has the methods that are merge rules, without λ.
     """
     found = {**merged, **select_before_search(context, pool)}
     by_sweep = [m.title for m in context.merge_methods if m.name == "single_best" and not m.add]
@@ -67,11 +63,7 @@ def plan_member_sweeps(
 ) -> list[Sweep]:
     """Return a sweep of every single member, if `single_best` or the page needs them.
 
-    Args:
-        context: the run.
-        reference: the scores of the retrained model, if there is one.
-        pool: the members.
-        decides: whether `single_best` needs them; a coarse grid is enough for the page.
+    The sweeps decide for `single_best`; for the page a coarse grid is enough.
     """
     recipe = context.recipe
     if not (decides or (context.illustrated and recipe.pool.keep)):
@@ -91,25 +83,11 @@ def plan_sweep(
     member_buffers: Buffers | None = None,
     search: Search | None = None,
 ) -> Sweep:
-    """Return a sweep with its key.
-
-    Args:
-        context: the run.
-        reference: the scores of the retrained model, if there is one.
-        title: the title of the method or member.
-        vector: a patch, or the model file of a pool member.
-        member_buffers: how to merge the buffers of a pool member; None for a patch.
-        search: the λ to measure; the recipe's if not given.
-    """
+    """Return the sweep of a method or member with its key; the arguments are as in `Sweep`."""
     recipe, criterion = context.recipe, context.criterion
     search = search or recipe.search
-    depends = [
-        search.grid(),
-        criterion.uses_reported_data,
-        search.samples,
-        recipe.seed,
-        member_buffers,
-    ]
+    depends = [search.grid(), criterion.uses_reported_data, search.samples, recipe.seed]
+    depends += [member_buffers]
     if search.limit is not None:
         depends += [search.limit, criterion.name, reference, criterion.limits]
     if search.strategy != "grid":

@@ -105,14 +105,7 @@ def measure_added(context: Context, models: Models) -> dict[str, Row]:
 def make_result(
     context: Context, models: Models, scores: Mapping[str, Scores], added: Mapping[str, Row]
 ) -> RunResult:
-    """Return everything that the run measured.
-
-    Args:
-        context: the run.
-        models: the models of the run.
-        scores: from `score_models`.
-        added: from `measure_added`.
-    """
+    """Return everything that the run measured, from `score_models` and `measure_added`."""
     recipe, about = context.recipe, context.scenario.describe()
     validation = {title: {"validation": row} for title, row in added.items()}
     original = score_fields(scores["original"]) | cost_fields([models.original])
@@ -211,12 +204,7 @@ def warnings_of(
 ) -> list[str]:
     """Return the warnings of the run.
 
-    Args:
-        context: the run.
-        models: the models of the run.
-        about: the description of the data.
-        rows: the rows of the methods, by title.
-        retraining: the number of samples that retraining processes; None without a reference.
+    `retraining` is the number of samples that retraining processes; None without a reference.
     """
     criterion, found = context.criterion, list(about.notes)
     if about.forgotten_class is not None and criterion.name == "match_holdout":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from negmerge.evaluation.criteria import Choice
 from negmerge.merging.select import Greedy, single_best
@@ -32,13 +32,29 @@ def select_before_search(context: Context, pool: Sequence[Training]) -> dict[str
     found: dict[str, MergedMethod] = {}
     for method in context.merge_methods:
         if method.name == "greedy":
-            found[method.title] = select_greedily(context, method, pool)
+            selected = select_greedily(context, method, pool)
         elif method.name == "single_best" and method.add is not None:
-            found[method.title] = select_to_add(context, method, method.add, pool)
+            selected = select_to_add(context, method, method.add, pool)
+        else:
+            continue
+        keys = [step.key for step in selected.members]
+        done = merge_mean(context, method.title, [method.name, keys], selected.members)
+        seconds = selected.seconds + done.seconds
+        more = {"evaluations": selected.evaluations, "detail": selected.detail}
+        found[method.title] = merged_method(context, method, pool, seconds, **more)
     return found
 
 
-def select_greedily(context: Context, method: Method, pool: Sequence[Training]) -> MergedMethod:
+class Selected(NamedTuple):
+    """The members that a selector chose, what it measured, and fields of its row of the result."""
+
+    members: Sequence[Training]
+    evaluations: int
+    seconds: float
+    detail: dict[str, Any]
+
+
+def select_greedily(context: Context, method: Method, pool: Sequence[Training]) -> Selected:
     """Let members join the mean while the loss falls.
 
     The loss is that of the retain set after forgetting, or of the forget set if τ is added.
@@ -59,18 +75,17 @@ def select_greedily(context: Context, method: Method, pool: Sequence[Training]) 
     (done,) = context.run(f"{method.title}: joining members", [selection])
     kept = [pool[position] for position in done.value]
     detail = {"kept": [step.key for step in kept], "order": greedy.order}
-    measured = (2 * len(pool) - 1, sum(one.seconds for one in (*losses, done)))
-    return merge_selected(context, method, pool, kept, measured, detail)
+    return Selected(kept, 2 * len(pool) - 1, sum(one.seconds for one in (*losses, done)), detail)
 
 
 def select_to_add(
     context: Context, method: Method, scale: float, pool: Sequence[Training]
-) -> MergedMethod:
+) -> Selected:
     """Select the member that has the lowest loss on the forget set when its τ is added."""
     _, losses = measure_members(context, method.title, pool, -scale, "forget")
     best = pool[single_best([done.value for done in losses])]
-    measured = (len(pool), sum(done.seconds for done in losses))
-    return merge_selected(context, method, pool, [best], measured, {"member": best.key})
+    seconds = sum(done.seconds for done in losses)
+    return Selected([best], len(pool), seconds, {"member": best.key})
 
 
 def select_by_sweep(
@@ -90,30 +105,6 @@ def select_by_sweep(
         sweeps=tuple(sweep.step.title for sweep in sweeps),
         detail={"member": member.key, "settings": member.settings.model_dump(mode="json")},
     )
-
-
-def merge_selected(
-    context: Context,
-    method: Method,
-    pool: Sequence[Training],
-    kept: Sequence[Training],
-    measured: tuple[int, float],
-    detail: dict[str, Any],
-) -> MergedMethod:
-    """Merge the members that a selector kept.
-
-    Args:
-        context: the run.
-        method: the selector.
-        pool: all members.
-        kept: the members to merge.
-        measured: the number of evaluations of the selector, and their seconds.
-        detail: fields of its row in `scores.json`.
-    """
-    evaluations, seconds = measured
-    done = merge_mean(context, method.title, [method.name, [step.key for step in kept]], kept)
-    seconds += done.seconds
-    return merged_method(context, method, pool, seconds, evaluations=evaluations, detail=detail)
 
 
 def measure_members(

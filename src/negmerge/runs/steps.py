@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from negmerge.runs.records import Cost, Done
+from negmerge.runs.records import Cost, Done, read_record
 from negmerge.support.progress import Advance
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class ModelStep(Step[Cost]):
         """The file with the cost of the training."""
         return self.out.with_suffix(".json")
 
-    @abstractmethod
     def read_cost(self) -> Cost:
         """Read the cost file."""
+        return read_record(self.cost_file, Cost, "remove it and run again")
 
     @abstractmethod
     def find_cost(self) -> Cost | None:

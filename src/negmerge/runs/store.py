@@ -17,16 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from negmerge.errors import FileError, MismatchError
 from negmerge.runs.directory import DATA_FILE, PAGE_FILE, RunDirectory, remove_files
-from negmerge.runs.records import (
-    FORMAT,
-    Artefact,
-    Done,
-    Manifest,
-    Receipt,
-    Unit,
-    check_record,
-    read_record,
-)
+from negmerge.runs.records import Artefact, Done, Manifest, Receipt, Unit, check_record, read_record
 from negmerge.runs.result import RunResult
 from negmerge.runs.steps import FileStep, ModelStep, Step, T, ValueStep
 from negmerge.support.files import file_digest, link_or_copy, write_file
@@ -135,11 +126,7 @@ class Run(RunDirectory):
         return self.manifest.exists()
 
     def finished_with(self, problem: str) -> bool:
-        """Return whether the run is finished with this recipe file and this problem.
-
-        Args:
-            problem: the hash of what the result depends on beside the recipe.
-        """
+        """Return whether the run is finished with this recipe file and this hash of the problem."""
         if not (self.finished and self.recipe.is_file()):
             return False
         manifest = self.read_manifest()
@@ -168,7 +155,8 @@ class Run(RunDirectory):
                 path.unlink()
         files = self._entries(artefacts)
         hashes = {"problem": problem, "result": self._result_hash(files)}
-        self._write_manifest(Manifest(format=FORMAT, **hashes, versions=versions(), files=files))
+        manifest = Manifest(format="negmerge-run/1", **hashes, versions=versions(), files=files)
+        write_json(self.manifest, manifest.model_dump())
         self.clear_state()
 
     def reopen(self) -> None:
@@ -191,7 +179,7 @@ class Run(RunDirectory):
         manifest = self.read_manifest()
         others = {k: v for k, v in manifest.files.items() if not k.startswith(PAGE_FILES)}
         files = dict(sorted((others | self._entries(paths)).items()))
-        self._write_manifest(manifest.model_copy(update={"files": files}))
+        write_json(self.manifest, manifest.model_copy(update={"files": files}).model_dump())
 
     def unchanged_tables(self) -> list[Path]:
         """Return the tables of the page that the manifest lists and that are unchanged."""
@@ -221,9 +209,6 @@ class Run(RunDirectory):
         if self._result_hash(manifest.files) != manifest.result:
             raise MismatchError(f"{self.manifest}: the hash of the result does not fit the files")
         return len(manifest.files)
-
-    def _write_manifest(self, manifest: Manifest) -> None:
-        write_json(self.manifest, manifest.model_dump())
 
     def _entries(self, paths: Collection[Path]) -> dict[str, Artefact]:
         return {
@@ -298,10 +283,5 @@ def _digest_of_model(step: ModelStep) -> str | None:
 
 @lru_cache(maxsize=10_000)
 def _digest(path: Path, *state: int) -> str:
-    """Return the hash of a file; a stage asks for each model several times.
-
-    Args:
-        path: the file.
-        state: what changes when the file does.
-    """
+    """Return the hash of a file in some state; a stage asks for each model several times."""
     return file_digest(path)

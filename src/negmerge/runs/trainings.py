@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from negmerge.errors import FileError, NegMergeError
-from negmerge.runs.records import Cost, Done, read_record
+from negmerge.runs.records import Cost, Done
 from negmerge.runs.steps import Advance, ModelStep
 from negmerge.scenarios.base import Scenario, TrainingSet, identity
 from negmerge.scenarios.settings import scenarios
@@ -40,13 +40,8 @@ class Training(ModelStep):
     """A training.
 
     Args:
-        key: the key of the step.
-        title: the title of the model.
         on: the names of the sets to train on.
-        settings: the hyper-parameters.
-        seed: the seed of all random numbers.
         start: the weights to start from; None for fresh weights.
-        out: the model file; the cost is written beside it.
         state: the file that keeps the training while it runs.
         trains: False if the result is a copy of `start`.
         save_every: the least seconds between two saves of the state; see `StateSaver`.
@@ -64,19 +59,12 @@ class Training(ModelStep):
     save_every: float = 15.0
 
     def find_cost(self) -> Cost | None:
-        """Return the cost if the model and the cost file were made by this training."""
-        if not (self.out.exists() and self.cost_file.exists()):
-            return None
         try:
             cost = self.read_cost()
             same = metadata_of(self.out).get("id") == self.key
-        except (FileError, ValueError):
+        except (FileError, ValueError):  # there is none, or it is damaged
             return None
         return cost if same and cost.id == self.key else None
-
-    def read_cost(self) -> Cost:
-        """Read the cost of the training."""
-        return read_record(self.cost_file, Cost, "remove it and run again")
 
     def samples(self, scenario: Scenario) -> int:
         """Return the number of samples that a training with these settings processes."""
@@ -87,7 +75,6 @@ class Training(ModelStep):
         return self.samples(scenario) if self.trains else 0
 
     def train(self, scenario: Scenario, network: nn.Module, advance: Advance) -> Trained:
-        """Train the network in place."""
         (name,) = self.on
         return scenario.train(
             network,
@@ -100,7 +87,6 @@ class Training(ModelStep):
         )
 
     def metadata(self, network: nn.Module) -> dict[str, Any]:
-        """Return the metadata of the model file."""
         return {"id": self.key, "title": self.title, "settings": self.settings.content()}
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[Cost]:
@@ -119,7 +105,6 @@ class Training(ModelStep):
         return Done(self.read_cost(), trained.seconds)
 
     def write_cost(self, cost: Mapping[str, Any]) -> None:
-        """Write the cost of the training."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         write_file(self.cost_file, json.dumps(cost, indent=1).encode())
 
@@ -137,14 +122,10 @@ def make_training(
     """Return a training with its key and seed.
 
     Args:
-        scenario: the data and the model.
-        title: the title of the model.
-        on: the name of the set to train on.
-        settings: the hyper-parameters.
+        scenario, title, on, settings, save_every: as in `Training`.
         out: returns the model file for a key.
         states: the folder for the states of trainings in progress.
         start: the weights to start from; None for fresh weights.
-        save_every: the least seconds between two saves of the state; see `StateSaver`.
     """
     start_key = None if start is None else start.key
     depends = [scenario.identity, on, settings.content(), start_key]

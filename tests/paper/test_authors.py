@@ -99,10 +99,11 @@ def module_of(state: State) -> nn.Module:
 def save_release(folder: Path) -> None:
     """One folder per member, in every form that a file of the release may have."""
     head = {"classification_head.weight": torch.ones(5, 16)}
+    parallel = {f"module.{name}": tensor for name, tensor in head.items()}  # data-parallel training
     forms = [
         lambda s: released_names(s, "model."),
         lambda s: module_of(released_names(s, "")),
-        lambda s: {"state_dict": released_names(s, "module.image_encoder.model.") | head},
+        lambda s: {"state_dict": released_names(s, "module.image_encoder.model.") | parallel},
         lambda s: module_of({f"image_encoder.model.{k}": t for k, t in s.items()} | head),
     ]
     for number, form in enumerate(forms):

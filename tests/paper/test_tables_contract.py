@@ -316,3 +316,22 @@ def test_needs_are_said(table: str):
 def test_an_unknown_table_is_told():
     with pytest.raises(NegMergeError, match="unknown table 'T9'; wanted one of: T1, T2"):
         experiment("T9")
+
+
+def test_deviations_over_tensors_and_over_trials_are_not_mixed():
+    """The stem is one tensor: in a column of deviations over tensors it has none, in any trial."""
+    printed = published()["C3"]["rows"]
+    trials = []
+    for value in (10.0, 30.0):
+        rows = [
+            MeasuredRow(
+                "negmerge", "forget", {"sparsity": value}, {"component": name}, deviations=d
+            )
+            for name, d in (("stem", {}), ("mlp", {"sparsity": 0.2}))
+        ]
+        trials.append((0, {"backbone": "vit_b32"}, rows))
+    lines = [line for line in compare(printed, trials) if line.printed["backbone"] == "vit_b32"]
+    found = {line.printed["component"]: line for line in lines}
+    assert found["mlp"].value("sparsity") == found["stem"].value("sparsity") == 20.0
+    assert found["mlp"].spread("sparsity") == 0.2
+    assert found["stem"].spread("sparsity") is None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,11 +13,41 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from negmerge.errors import OptionError
+from negmerge.rivals import rivals
+from negmerge.runs.rival_trainings import make_rival_training
+from negmerge.runs.trainings import Start, Training, make_training
 from negmerge.training.execution import checkpointed, execution
 from negmerge.training.feeds import DatasetFeed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import cross_entropy, train
 from negmerge.training.memory import PeakMemory, StepMemory, check_step, measure_step
+
+PLACE = Path("x")
+
+
+def trainings_of(**fields: Any) -> list[Training]:
+    """A member and a rival as a run plans them, with some settings changed."""
+    kind: Any = SimpleNamespace(kind="classify")
+    scenario: Any = SimpleNamespace(identity=["data"], seed=3, settings=kind, plugin_versions=[])
+    settings, start = HyperParameters(**fields), Start(PLACE, "base")
+    files: Any = (lambda key: PLACE / key, PLACE, start)
+    rival = rivals.get("finetune")
+    return [
+        make_training(scenario, "member", "forget", settings, *files),
+        make_rival_training(scenario, "rival", rival, {}, settings, *files),
+    ]
+
+
+@pytest.mark.parametrize(
+    "how", [{"accumulate": 2}, {"compile": True}, {"precision": "bfloat16"}, {"precision": "tf32"}]
+)
+def test_how_a_step_is_computed_changes_the_id_and_no_random_number(how: dict[str, Any]):
+    for usual, changed, other in zip(
+        trainings_of(), trainings_of(**how), trainings_of(lr=0.3, **how), strict=True
+    ):
+        assert changed.key != usual.key
+        assert changed.seed == usual.seed, "the order of the samples and their augmentation"
+        assert other.seed != usual.seed, "each member of a pool has its own"
 
 
 class Block(nn.Module):

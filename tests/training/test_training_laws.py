@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 
 import numpy as np
@@ -266,6 +268,55 @@ def test_accumulated_parts_give_the_step_of_the_whole_batch(parts: int, size: in
     torch.testing.assert_close(cut[0], whole[0], rtol=1e-5, atol=1e-7)
     assert cut[1] == pytest.approx(whole[1], rel=1e-5)
     assert cut[2] == whole[2]
+
+
+class Recorded(DatasetFeed):
+    """Notes the samples of every step."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.steps: list[np.ndarray] = []
+
+    def train_batch(self, picked, seed, augment):
+        self.steps.append(picked)
+        return super().train_batch(picked, seed, augment)
+
+
+@pytest.mark.parametrize(("size", "batch", "parts"), [(256, 128, 2), (205, 128, 2), (11, 4, 3)])
+def test_a_training_equals_a_plain_loop(size: int, batch: int, parts: int):
+    """Whole batches, also a smaller last one; rate, clipping and decay of each step written out."""
+    draw = torch.Generator().manual_seed(size)
+    inputs = torch.randn(size, 6, generator=draw, dtype=torch.float64)
+    labels = torch.randint(0, 4, (size,), generator=draw)
+    feed = Recorded(TensorDataset(inputs, labels))
+    torch.manual_seed(1)
+    ours = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    theirs = copy.deepcopy(ours)
+    settings = HyperParameters(
+        epochs=4, batch=batch, accumulate=parts, lr=0.01, optimizer="adamw", weight_decay=0.1,
+        schedule="cosine", warmup=3, clip=0.05, label_smoothing=0.1,
+    )  # fmt: skip
+    train(ours, feed, settings, seed=4)
+    weights, total = list(theirs.parameters()), len(feed.steps)
+    means, squares = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    for step, picked in enumerate(feed.steps):
+        warming, share = (step + 1) / 3, (step - 3) / (total - 3)
+        rate = 0.01 * (warming if step < 3 else (1 + math.cos(math.pi * share)) / 2)
+        logs = theirs(inputs[picked]).log_softmax(1)
+        right = logs[torch.arange(len(picked)), labels[picked]]
+        gradients = torch.autograd.grad(-(0.9 * right + 0.1 * logs.mean(1)).mean(), weights)
+        norm = math.sqrt(sum(float((g * g).sum()) for g in gradients))
+        assert norm > 0.05, "every step is clipped"
+        for weight, g, mean, square in zip(weights, gradients, means, squares, strict=True):
+            g = g * 0.05 / norm
+            mean.mul_(0.9).add_(0.1 * g)
+            square.mul_(0.999).add_(0.001 * g * g)
+            change = mean / (1 - 0.9 ** (step + 1))
+            change /= (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+            weight.data.mul_(1 - 0.1 * rate).sub_(rate * change)
+    assert total == 4 * math.ceil(size / batch)
+    for one, two in zip(ours.parameters(), weights, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-6)  # the loss is float32
 
 
 def test_an_accumulated_training_resumes_bit_for_bit(tmp_path):

@@ -59,7 +59,8 @@ class ComparedRow:
 
     Args:
         measured: by column and by the number of the planned run, one value for each trial.
-        deviations: by column, those of `MeasuredRow` of all trials.
+        deviations: by column, those of `MeasuredRow` of all trials; empty if only other rows of the
+            table have them.
         reading: the number of the reading, if the paper's row can be read in several ways.
         reference: the row of the retrained model, if there is one.
     """
@@ -83,10 +84,11 @@ class ComparedRow:
     def spread(self, column: str) -> float | None:
         """The standard deviation over the trials, if all runs have the same number, above one.
 
-        A column with deviations of its own has their mean.
+        A column with deviations of its own has their mean, and none over the trials in any row.
         """
         if column in self.deviations:
-            return mean(self.deviations[column])
+            own = self.deviations[column]
+            return mean(own) if own else None
         found = list(self.measured.get(column, {}).values())
         trials = {len(own) for own in found}
         if len(trials) != 1 or trials == {1}:
@@ -195,7 +197,9 @@ def compare(
                     if column in row.deviations and f"{column}_std" in line.printed:
                         line.deviations.setdefault(column, []).append(row.deviations[column])
     reference = next((line for line in lines if line.printed["method"] == "retrain"), None)
+    own = {column for line in lines for column in line.deviations}
     for line in lines:
+        line.deviations |= {column: [] for column in own - line.deviations.keys()}
         line.reference = reference if reference and reference.measured else None
     return lines
 

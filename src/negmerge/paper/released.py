@@ -20,7 +20,7 @@ FINE_TUNED = "finetuned"
 """The name of a member in a folder that has other files, too."""
 LINEAR = re.compile(r"(?:.*\.)?params0?\.\d+")
 """Names of tensors in files of linearised models."""
-DROPPED = ("classification_head.", "transformer.")
+DROPPED = re.compile(r"(?:.*\.)?classification_head\.|transformer\.")
 """What is not part of the task vector: the head, and the transformer of the text encoder."""
 
 
@@ -121,5 +121,5 @@ def _convert(source: Path, target: Path) -> None:
             f"{source}: is not a CLIP image encoder; its first tensor is {quoted(min(tensors))}, "
             "wanted names such as 'visual.proj'"
         )
-    kept = {name: tensor for name, tensor in named.items() if not name.startswith(DROPPED)}
+    kept = {name: tensor for name, tensor in named.items() if not DROPPED.match(name)}
     save_tensors(target, kept, {"format": "pt"})

@@ -113,9 +113,10 @@ def make_rival_training(
         tried: as in `RivalTraining`.
     """
     settings, options = rival.resolve(given, settings)
-    content = [rival.name, options, settings.content(), start.key]
-    content += rivals.versions(rival.name)
-    seed = seed_of("rival", scenario.seed, identity(scenario.identity, content))
+    version = rivals.versions(rival.name)
+    content = [rival.name, options, settings.content(), start.key, *version]
+    drawn = [rival.name, options, settings.random_content(), start.key, *version]
+    seed = seed_of("rival", scenario.seed, identity(scenario.identity, drawn))
     key = identity(scenario.identity, content, seed, LOOP, VERSION)
     return RivalTraining(
         key,

@@ -129,7 +129,8 @@ def make_training(
     """
     start_key = None if start is None else start.key
     depends = [scenario.identity, on, settings.content(), start_key]
-    seed = seed_of("training", scenario.seed, identity(*depends))
+    drawn = identity(scenario.identity, on, settings.random_content(), start_key)
+    seed = seed_of("training", scenario.seed, drawn)
     versions = [*scenarios.versions(scenario.settings.kind), *scenario.plugin_versions]
     key = identity(*depends, *versions, seed, LOOP)
     weights = None if start is None else start.weights

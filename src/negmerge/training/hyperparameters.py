@@ -11,6 +11,8 @@ from negmerge.support.settings import Positive, Share, Strict
 
 ADDED_LATER: dict[str, Any] = {"own": {}, "accumulate": 1, "compile": False, "checkpointing": False}
 """Fields that older versions did not have, and their defaults."""
+COMPUTATION: dict[str, Any] = {"accumulate": 1, "compile": False, "precision": "float32"}
+"""Fields that say how a step is computed, and their defaults; they change the last bits."""
 
 
 class RandAugment(Strict):
@@ -103,6 +105,17 @@ class HyperParameters(Strict):
         True
         """
         return self.model_dump(mode="json", exclude={"checkpointing"})
+
+    def random_content(self) -> dict[str, Any]:
+        """Return the settings that random numbers depend on, as JSON; seeds are made of it.
+
+        How a step is computed is not among them: the samples, their order and their augmentation
+        are the same.
+
+        >>> HyperParameters(accumulate=2).random_content() == HyperParameters().content()
+        True
+        """
+        return self.model_copy(update=COMPUTATION).content()
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())  # the default fails on the dict `own`

@@ -17,7 +17,7 @@ import pytest
 import negmerge as nm
 from negmerge.runs.recipe import load_recipe
 from negmerge.scenarios.classify.scenario import Classify
-from running import negmerge, start
+from running import negmerge, negmerge_here, start
 
 TINY = """
 title: A tiny run
@@ -57,6 +57,12 @@ def finished(place: Path) -> Path:
     assert "`retrain: null` skips it" in err
     assert "Traceback" not in err
     return place / "whole"
+
+
+def quick(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    """Run a recipe in this process, without saving the trainings in progress."""
+    changes = ["--set", "workers=1", "--set", "save_every=15"]
+    return negmerge_here(place, "unlearn", *arguments, *changes, code=code)
 
 
 def manifest(run: Path) -> dict:
@@ -231,21 +237,21 @@ def test_an_edited_list_is_another_problem(place: Path, monkeypatch):
     trained = scenario.splits.train
     (place / "ids.txt").write_text("\n".join(map(str, trained[:40])))
     arguments = [
-        "unlearn", "tiny.yaml", "--out", "edited",
+        "tiny.yaml", "--out", "edited",
         "--set", "split={forget: {indices: ids.txt}}", "--set", "methods=[consensus]",
         "--set", "train.epochs=1", "--set", "retrain=null", "--set", "pool.grid={epochs: [1, 2]}",
     ]  # fmt: skip
-    negmerge(place, *arguments)
+    quick(place, *arguments)
     assert json.loads((place / "edited/scores.json").read_text())["retrain"] is None
     (place / "ids.txt").write_text("\n".join(map(str, trained[:41])))
-    _, err = negmerge(place, *arguments, code=2)
+    _, err = quick(place, *arguments, code=2)
     assert "made by another recipe" in err
 
 
 def test_one_record_with_merged_statistics(place: Path):
     """A plain erasure request, and BatchNorm statistics in the task vector."""
-    negmerge(
-        place, "unlearn", "tiny.yaml", "--out", "one",
+    quick(
+        place, "tiny.yaml", "--out", "one",
         "--set", "split={forget: {class: 2, count: 1}}", "--set", "buffers=merge",
         "--set", "methods=[uniform, single_best]", "--set", "train={epochs: 1, batch: 64}",
         "--set", "retrain=null", "--set", "pool.grid={epochs: [1, 2]}",
@@ -285,8 +291,8 @@ def test_pool_that_is_not_kept(finished: Path, place: Path):
 
 
 def test_a_whole_class_with_the_oracle(place: Path):
-    negmerge(
-        place, "unlearn", "tiny.yaml", "--out", "class", "--set", "split.forget={class: 2}",
+    quick(
+        place, "tiny.yaml", "--out", "class", "--set", "split.forget={class: 2}",
         "--set", "methods=[consensus]", "--set", "search={criterion: oracle, count: 3}",
     )  # fmt: skip
     scores = json.loads((place / "class" / "scores.json").read_text())
@@ -295,13 +301,13 @@ def test_a_whole_class_with_the_oracle(place: Path):
     assert scores["splits"]["sizes"]["test"] == 90
     assert scores["methods"][0]["looked"]
     assert scores["original"]["samples"]["forget"] == scores["splits"]["sizes"]["forget"]
-    out, _ = negmerge(place, "inspect", "class")
+    out, _ = negmerge_here(place, "inspect", "class")
     assert "λ was chosen by oracle on the reported data" in " ".join(out.split())
 
 
 def test_weights_from_files(finished: Path, place: Path):
-    negmerge(
-        place, "unlearn", "tiny.yaml", "--out", "given", "--set", "methods=[consensus]",
+    quick(
+        place, "tiny.yaml", "--out", "given", "--set", "methods=[consensus]",
         "--set", f"model.weights={finished / 'base.safetensors'}",
         "--set", f"retrain.weights={finished / 'retrain.safetensors'}",
     )  # fmt: skip
@@ -315,12 +321,12 @@ def test_weights_from_files(finished: Path, place: Path):
 def test_another_criterion_reuses_everything_and_leaves_no_stale_files(place: Path):
     run = place / "changed"
     few = ["--set", "methods=[consensus, uniform]", "--set", "pool.grid={epochs: [2, 3]}"]
-    negmerge(place, "unlearn", "tiny.yaml", "--out", "changed", *few)
+    quick(place, "tiny.yaml", "--out", "changed", *few)
     models = {p: p.stat().st_mtime_ns for p in run.glob("pool/*/*.safetensors")}
     models[run / "base.safetensors"] = (run / "base.safetensors").stat().st_mtime_ns
     few[1] = "methods=[consensus]"
-    negmerge(
-        place, "unlearn", "tiny.yaml", "--out", "changed", *few,
+    quick(
+        place, "tiny.yaml", "--out", "changed", *few,
         "--set", "search.criterion=keep_retain",
     )  # fmt: skip
     assert models == {p: p.stat().st_mtime_ns for p in models}
@@ -328,27 +334,25 @@ def test_another_criterion_reuses_everything_and_leaves_no_stale_files(place: Pa
     assert not (run / "sweeps/uniform.csv").exists()
     scores = json.loads((run / "scores.json").read_text())
     assert [m["criterion"] for m in scores["methods"]] == ["keep_retain"]
-    negmerge(place, "verify", "changed")
+    negmerge_here(place, "verify", "changed")
 
 
 def test_another_recipe_does_not_overwrite_the_original_model(finished: Path, place: Path):
-    _, err = negmerge(
-        place, "unlearn", "tiny.yaml", "--out", "whole", "--set", "train.epochs=7", code=2
-    )
+    _, err = quick(place, "tiny.yaml", "--out", "whole", "--set", "train.epochs=7", code=2)
     assert "was made by another recipe" in err
     assert "--out" in err
 
 
 def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
-    out, _ = negmerge(place, "inspect", "whole")
+    out, _ = negmerge_here(place, "inspect", "whole")
     assert "consensus" in out
     assert "λ was chosen by match_holdout on " in " ".join(out.split())
-    out, _ = negmerge(place, "inspect", "whole", "--json")
+    out, _ = negmerge_here(place, "inspect", "whole", "--json")
     found = json.loads(out)
     assert found["kind"] == "run"
     assert found["finished"]
     assert found["members"] == 4
-    out, _ = negmerge(place, "verify", "whole")
+    out, _ = negmerge_here(place, "verify", "whole")
     assert "match the manifest" in out
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(finished), str(copy)], check=True)  # noqa: S607
@@ -357,7 +361,7 @@ def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
         last = file.read(1)
         file.seek(-1, 2)
         file.write(bytes([last[0] ^ 1]))
-    _, err = negmerge(place, "verify", str(copy), code=2)
+    _, err = negmerge_here(place, "verify", str(copy), code=2)
     assert "patches/ties.safetensors" in err
     assert "has changed" in err
 
@@ -398,7 +402,7 @@ def test_bad_input_is_one_line_and_exit_2(place: Path, arguments, message, tmp_p
     out = tmp_path / "out"
     if arguments[0] == "unlearn":
         arguments = [*arguments, "--out", str(out)]
-    _, err = negmerge(place, *arguments, code=2)
+    _, err = negmerge_here(place, *arguments, code=2)
     if "diverged" in message:  # after work was announced and begun
         err = err.splitlines(keepends=True)[-1]
     else:

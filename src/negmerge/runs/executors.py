@@ -61,6 +61,38 @@ class InProcess(Executor):
             yield position, step.run(self.scenario, advance)
 
 
+class OnlyWorker(InProcess):
+    """Runs the steps of a recipe in this process, which needs no time to start.
+
+    Args:
+        scenario: what the steps run on.
+        cores: the number of threads of each step.
+        feed_workers: see `LocalProcesses`.
+    """
+
+    def __init__(self, scenario: Any, cores: int, feed_workers: int | None = None) -> None:
+        super().__init__(scenario)
+        self.cores, self.feed_workers = cores, feed_workers
+
+    def run(
+        self, steps: Sequence[Step[T]], advance: Advance, stage_size: int | None = None
+    ) -> Iterator[tuple[int, Done[T]]]:
+        import torch
+
+        from negmerge.training.prefetch import set_feed_workers
+
+        keep_freed_memory()
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.cores)
+        set_feed_workers(self.feed_workers)
+        try:
+            with _one_line_errors():
+                yield from super().run(steps, advance, stage_size)
+        finally:
+            torch.set_num_threads(before)
+            set_feed_workers(None)
+
+
 class LocalProcesses(Executor):
     """Runs steps in processes that share the cores.
 
@@ -194,8 +226,15 @@ def _run_step(step: Step[T], threads: int) -> Done[T]:
     import torch
 
     torch.set_num_threads(threads)
-    try:
+    with _one_line_errors():
         return step.run(_scenario, _counts.put)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn errors of plug-ins and of torch (memory, shapes, devices) into one line."""
+    try:
+        yield
     except NegMergeError:
         raise
     except Exception as error:
@@ -203,6 +242,5 @@ def _run_step(step: Step[T], threads: int) -> Done[T]:
             raise NegMergeError(line) from error
         if not isinstance(error, RuntimeError | MemoryError):
             raise
-        # An error of torch: out of memory, shapes, devices.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise NegMergeError(f"{type(error).__name__} in a worker: {reason}") from error
+        raise NegMergeError(f"{type(error).__name__} in a step of the run: {reason}") from error

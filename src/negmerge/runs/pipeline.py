@@ -14,7 +14,7 @@ from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_methods, check_trainings, memory_limit
 from negmerge.runs.context import Context, plugin_versions
-from negmerge.runs.executors import LocalProcesses, count_processes
+from negmerge.runs.executors import LocalProcesses, OnlyWorker, count_processes
 from negmerge.runs.merges import merge_pool
 from negmerge.runs.panels import draw_panels
 from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
@@ -110,7 +110,7 @@ def run(
 ) -> Run:
     """Unlearn as a recipe says; an interrupted run in the same folder continues.
 
-    The work is done in processes, so a script must call `run` under
+    The work is done in processes unless `workers` is 1, so a script must call `run` under
     `if __name__ == "__main__":`.
 
     Args:
@@ -141,8 +141,11 @@ def run(
         cores, gpus = worker_count(None), torch.cuda.device_count()
         workers = count_processes(recipe.workers, cores, largest_stage(recipe), gpus)
         check_trainings(recipe, scenario, memory_limit(workers, gpus))
-        make_scenario = partial(Recipe.make_scenario, recipe)
-        executor = LocalProcesses(make_scenario, workers, cores, recipe.feed_workers)
+        if workers == 1 and not gpus:  # the memory of a GPU is free when its process ends
+            executor = OnlyWorker(scenario, cores, recipe.feed_workers)
+        else:
+            make_scenario = partial(Recipe.make_scenario, recipe)
+            executor = LocalProcesses(make_scenario, workers, cores, recipe.feed_workers)
         stack.enter_context(executor)
         return unlearn(Context(recipe, scenario, store, executor, shown))
 

@@ -186,7 +186,7 @@ class RunResult(Record):
     """Everything that a run measured.
 
     Args:
-        format: the version of the file; old files of version 1 do not have this field.
+        format: the version of the file; files of negmerge 0.1 do not have this field.
         methods: in the order of the recipe; the first made the unlearned model.
         splits: the description of the data.
     """

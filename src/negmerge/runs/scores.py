@@ -129,6 +129,7 @@ def make_result(
         row["cost_ratio"] = None if not retraining else row["samples_processed"] / retraining
         rows[title] = MethodRow.model_validate(row)
     return RunResult(
+        format="negmerge-scores/1",
         title=recipe.title,
         seed=recipe.seed,
         original=Scored.model_validate(original),

@@ -128,8 +128,9 @@ def measure_step(
         settings: the hyper-parameters.
         objective: the loss.
     """
-    most = max(min(SAMPLES, settings.batch, len(feed)), 2)
-    few = max(most // 2, 1)
+    most = min(SAMPLES, settings.batch, len(feed))
+    few = max(most // 2, min(settings.batch, 2))  # BatchNorm cannot train on a single sample
+    most = max(most, few + 1)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     trained = [p for p in model.parameters() if p.requires_grad]
     was_training = model.training

@@ -173,7 +173,9 @@ def to_device(inputs: Inputs, device: torch.device, non_blocking: bool = False) 
     return {name: t.to(device, non_blocking=non_blocking) for name, t in inputs.items()}
 
 
-def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Inputs, Tensor], float]]:
+def parts_of(
+    batch: tuple[Inputs, Tensor], count: int, least: int = 1
+) -> list[tuple[tuple[Inputs, Tensor], float]]:
     """Cut a batch into parts of nearly equal size; return each with its share of the samples.
 
     >>> batch = torch.zeros(4), torch.arange(4)
@@ -182,13 +184,14 @@ def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Input
 
     Args:
         batch: inputs and targets.
-        count: the number of parts; a batch of fewer samples has a part for each sample.
+        count: the number of parts.
+        least: the least number of samples of a part; a small batch has fewer parts.
     """
     inputs, targets = batch
     size = len(targets)
     if count == 1:
         return [(batch, 1.0)]
-    cuts = torch.arange(size).tensor_split(min(count, size))
+    cuts = torch.arange(size).tensor_split(max(min(count, size // least), 1))
     return [
         ((_rows(inputs, int(cut[0]), int(cut[-1]) + 1), targets[cut]), len(cut) / size)
         for cut in cuts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from negmerge.checkpoints.split_attention import clip_prefix
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.support.files import file_digest
 from negmerge.support.progress import Progress
+from negmerge.support.reading import open_regular
 from negmerge.training.weights import load_tensors, save_tensors
 
 ZERO_SHOT = ("zeroshot", "zero_shot", "pretrained")
@@ -20,7 +22,7 @@ FINE_TUNED = "finetuned"
 """The name of a member in a folder that has other files, too."""
 LINEAR = re.compile(r"(?:.*\.)?params0?\.\d+")
 """Names of tensors in files of linearised models."""
-DROPPED = ("classification_head.", "transformer.")
+DROPPED = re.compile(r"(?:.*\.)?classification_head\..*|transformer\..*")
 """What is not part of the task vector: the head, and the transformer of the text encoder."""
 
 
@@ -49,18 +51,20 @@ class Release:
         return [name for name in forms if forms[name] != usual] if count > 1 else []
 
 
-def find_release(folder: Path) -> Release:
+def find_release(folder: Path, out: Path | None = None) -> Release:
     """Find the pretrained model and the members in a folder.
 
     A member is a file `finetuned.pt` in a folder of its own, at any depth; if there is no such
     file, every file that is neither the pretrained model nor a head, one for each folder or all in
     one folder.
+
+    Args:
+        folder: the folder of the release.
+        out: the folder for converted files, which are no members if it lies in the other.
     """
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder; wanted the checkpoints of the release")
-    suffixes = (*SUFFIXES, ".safetensors")
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
-    paths = [path for path in paths if path.is_file() and not path.name.startswith(".")]
+    paths = _checkpoints_in(folder, out)
     pretrained = [path for path in paths if path.stem.lower() in ZERO_SHOT]
     others = [p for p in paths if p not in pretrained and not p.stem.lower().startswith("head")]
     if not pretrained:
@@ -69,12 +73,35 @@ def find_release(folder: Path) -> Release:
         names = ", ".join(str(path.relative_to(folder)) for path in pretrained[:3])
         raise FileError(f"{folder}: the pretrained models {names} differ; keep one of them")
     named = [path for path in others if path.stem.lower() == FINE_TUNED]
-    members = {
-        _member_name(path.relative_to(folder), named=bool(named)): path for path in named or others
-    }
+    members: dict[str, Path] = {}
+    for path in named or others:
+        os.close(open_regular(path))  # before hours of work: a link may lead to nothing
+        name = _member_name(path.relative_to(folder), named=bool(named))
+        if (other := members.setdefault(name, path)) != path:
+            raise FileError(
+                f"{path}: is of the same member as {other.name} beside it; keep one of them"
+            )
     if not members:
         raise FileError(f"{folder}: has no fine-tuned models, such as NAME/finetuned.pt")
     return Release(pretrained[0], members)
+
+
+def _checkpoints_in(folder: Path, out: Path | None) -> list[Path]:
+    """The checkpoints in a folder and in those below it, also in linked ones; sorted.
+
+    Args:
+        folder: the folder.
+        out: a folder that is left out, as hidden ones are.
+    """
+    suffixes, found = (*SUFFIXES, ".safetensors"), list[Path]()
+    seen = {folder.resolve(), *([] if out is None else [out.resolve()])}  # a link may lead upwards
+    for place, folders, files in os.walk(folder, followlinks=True):
+        below = {Path(place, name).resolve(): name for name in folders if name[0] != "."}
+        folders[:] = [name for real, name in below.items() if real not in seen]
+        seen.update(below)
+        paths = (Path(place, name) for name in files if name[0] != ".")
+        found += [path for path in paths if path.suffix in suffixes]
+    return sorted(found)
 
 
 def _member_name(path: Path, named: bool) -> str:
@@ -141,5 +168,5 @@ def _convert(source: Path, target: Path) -> None:
             f"{source}: is not a CLIP image encoder; its first tensor is {quoted(min(tensors))}, "
             "wanted names such as 'visual.proj'"
         )
-    kept = {name: tensor for name, tensor in named.items() if not name.startswith(DROPPED)}
+    kept = {name: tensor for name, tensor in named.items() if not DROPPED.fullmatch(name)}
     save_tensors(target, kept, {"format": "pt"})

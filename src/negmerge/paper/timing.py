@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from negmerge.runs.context import Context
 from negmerge.runs.executors import InProcess
@@ -15,6 +14,7 @@ from negmerge.runs.records import Number, Record, read_record
 from negmerge.runs.selectors import select_before_search
 from negmerge.runs.store import Run, write_json
 from negmerge.scenarios.base import Scenario
+from negmerge.support.files import scratch_folder
 from negmerge.support.progress import Progress
 
 REPEATS = 3
@@ -47,7 +47,7 @@ def merge_seconds(
     scenario = recipe.make_scenario(progress)
     found: dict[str, list[float]] = {}
     for repeat in range(REPEATS + 1):
-        with TemporaryDirectory(prefix=".negmerge-", dir=run.folder.parent) as folder:
+        with scratch_folder(run.folder.parent) as folder:
             counts = repeat > 0
             for title, seconds in _merge_once(recipe, scenario, run, folder, progress, counts):
                 found.setdefault(title, []).append(seconds)
@@ -56,7 +56,7 @@ def merge_seconds(
 
 
 def _merge_once(
-    recipe: Recipe, scenario: Scenario, run: Run, folder: str, progress: Progress, counts: bool
+    recipe: Recipe, scenario: Scenario, run: Run, folder: Path, progress: Progress, counts: bool
 ) -> list[tuple[str, float]]:
     """Merge in another folder, which takes over the members; return the seconds by title.
 

@@ -268,6 +268,18 @@ def test_a_step_that_only_fits_with_checkpointing_is_told_so():
     check_step("pool.settings", model, long, fixed, loss, limit)
 
 
+def test_a_step_that_cannot_even_be_measured_is_one_line():
+    def objective(model, batch, epoch):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    settings = HyperParameters(batch=40)
+    with pytest.raises(
+        OptionError, match=r"^train: not even a step of a few samples fits, .* 8"
+    ) as e:
+        check_step("train", fresh(), feed(), settings, objective, 8e9)
+    assert "\n" not in str(e.value)
+
+
 def test_parts_are_never_smaller_than_a_sample():
     found = StepMemory(weights=0, trainable=0, moments=0, constant=0.0, per_sample=10.0)
     assert found.smallest_split(batch=8, limit=10) == 8

@@ -208,7 +208,13 @@ def check_step(
         objective: the loss.
         limit: the bytes that are free for the training.
     """
-    found = measure_step(model, feed, settings, objective)
+    try:
+        found = measure_step(model, feed, settings, objective)
+    except torch.OutOfMemoryError:
+        raise OptionError(
+            f"{where}: not even a step of a few samples fits, the GPU has {_gigabytes(limit)} "
+            f"free; set {where}.checkpointing=true, or use a smaller model or another GPU"
+        ) from None
     batch = min(settings.batch, len(feed))
     need = found.need(batch, settings.accumulate)
     if need <= limit:
@@ -218,7 +224,7 @@ def check_step(
             changed = settings.model_copy(update=change)
             try:
                 found = measure_step(model, feed, changed, objective)
-            except OptionError:  # the network has no checkpointing
+            except (OptionError, torch.OutOfMemoryError):  # the network has no checkpointing
                 continue
         split = found.smallest_split(batch, limit)
         if split is not None:

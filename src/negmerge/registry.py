@@ -101,10 +101,14 @@ class Registry(Generic[T]):
         fields = getattr(entry, "__dataclass_fields__", {})
         if "name" in fields and (own := getattr(entry, "name", None)) != name:
             raise ValueError(f"{self.kind} {name!r}: its field name is {own!r}; make them equal")
+        self._check(name, entry)
         self._entries[name] = entry
         self._sources[name] = source
         self._versions.pop(source, None)
         return entry
+
+    def _check(self, name: str, entry: T) -> None:
+        """Raise if an entry does not go with those that are registered."""
 
     def get(self, name: str) -> T:
         """Return an entry; raise an error with the nearest names if there is none."""

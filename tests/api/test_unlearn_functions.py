@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +21,7 @@ import negmerge as nm
 from negmerge.evaluation.search import read_rows
 from negmerge.runs.store import Run
 from negmerge.scenarios.module.functions import text_of
+from negmerge.support.files import lock_folder
 
 SEARCH = nm.Search(stop=1.0, count=5, limit=8.0)
 
@@ -337,6 +342,48 @@ def test_it_goes_on_where_it_was_interrupted_and_trains_nothing_again(tmp_path: 
     assert files == {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert three.negmerge == two.negmerge
     assert trained == broken.fine_tune
+
+
+KILLED = """
+import os, signal, sys
+import torch
+import negmerge as nm
+
+def fine_tune(model, settings):
+    if sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with torch.no_grad():
+        model.weight[0] += settings.lr
+
+def evaluate(model):
+    forget, retain = model.weight.detach().flatten().tolist()
+    if sys.argv[2] == "kill early":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"forget": forget, "retain": retain}
+
+model = torch.nn.Linear(1, 2, bias=False)
+torch.nn.init.ones_(model.weight)
+pool = nm.Pool(grid={"lr": [0.1, 0.2]})
+nm.unlearn(model, fine_tune=fine_tune, evaluate=evaluate, pool=pool, out=sys.argv[1] or None)
+"""
+
+
+@pytest.mark.parametrize(("out", "moment"), [("", "kill"), ("run", "kill early")])
+def test_what_a_killed_call_leaves_is_removed_by_the_next(out: str, moment: str, tmp_path: Path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+
+    def call(how: str) -> int:
+        command = [sys.executable, "-c", KILLED, out, how]
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode
+
+    in_use = tmp_path / ".negmerge-scratch-in_use"
+    in_use.mkdir()
+    with lock_folder(in_use):
+        assert call(moment) == -signal.SIGKILL
+        assert call("") == 0
+    names = {path.name for path in tmp_path.iterdir() if path.name.startswith(".negmerge-")}
+    assert names == {in_use.name}
+    assert not list(tmp_path.glob("run/.negmerge-*"))
 
 
 def test_other_code_other_weights_or_another_metric_is_other_work(tmp_path: Path):

@@ -148,11 +148,22 @@ def test_a_pickle_that_runs_a_command_runs_nothing(tmp_path: Path, monkeypatch, 
         module.extra = Runs()
     torch.save(module if place == "in a module" else Runs(), "a.pt")
     if place == "alone":
-        with pytest.raises(FileError, match=r"a\.pt: cannot be read as plain weights"):
+        why = r"a\.pt: cannot be read as plain weights: it names 'posix\.system', which could run"
+        with pytest.raises(FileError, match=why):
             convert("a.pt", "out.safetensors", trust=True)
     else:
         assert convert("a.pt", "out.safetensors", trust=True) == 2
     assert not Path("ran").exists()
+
+
+def test_modules_that_share_others_end(tmp_path: Path):
+    """A file of a few kilobytes that lists 2⁶⁰ modules."""
+    module = torch.nn.Linear(2, 2)
+    for _ in range(60):
+        module = torch.nn.Sequential(module, module)
+    torch.save(module, tmp_path / "a.pt")
+    with pytest.raises(FileError, match=r"a\.pt: .*: more than 100,000 modules$"):
+        convert(tmp_path / "a.pt", tmp_path / "out.safetensors", trust=True)
 
 
 def test_an_old_pickle_of_a_module_is_refused(tmp_path: Path):

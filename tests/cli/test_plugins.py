@@ -81,6 +81,36 @@ def test_a_rule_of_a_file_cold_and_warm(small_pool, tmp_path):
     np.testing.assert_allclose(found, -5 / 3 * wanted, atol=1e-6)
 
 
+METRIC = """
+from negmerge.evaluation.metrics import Histogram, Measured, Metric, metrics
+
+for name, file in {files}.items():
+    metrics.register(name, Metric(
+        name=name, label=name, short=name, better="lower", sets=(), columns=(),
+        value=lambda found: Measured(0.0, 0.0, 0.0, 1),
+        histogram=Histogram(file, name, "Some numbers.", lambda found: []),
+    ))
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"one": "attack.csv"}, "'attack.csv', which another metric writes; choose another name"),
+        ({"one": "same.csv", "two": "Same.csv"}, "'Same.csv', which another metric writes"),
+        ({"one": "scores.csv"}, "'scores.csv'; wanted letters"),
+        ({"one": "../../x.csv"}, "'../../x.csv'; wanted letters"),
+    ],
+)
+def test_histograms_that_would_get_one_file_are_refused(files, message, tmp_path):
+    (tmp_path / "mine.py").write_text(METRIC.format(files=files))
+    _, err = run(tmp_path, "list", "metrics", "--plugin", "mine.py", code=2)
+    assert message in err
+    assert "Traceback" not in err
+    (tmp_path / "mine.py").write_text(METRIC.format(files={"one": "own.csv"}))
+    assert "one" in run(tmp_path, "list", "metrics", "--plugin", "mine.py")[0]
+
+
 def test_before_and_after_the_verb_files_and_modules(small_pool, tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/my_module.py").write_text(RULE.format(name="Second", factor=2.0))

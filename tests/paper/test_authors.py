@@ -262,8 +262,16 @@ def test_a_folder_without_augmentation_that_joined_is_told(place, tmp_path, caps
     assert "differs" in out
 
 
-def change_file(folder: Path, content: Any, name: str = "rand-m1-n1-mstd0.5/CarsVal") -> None:
-    torch.save(content, folder / name / "finetuned.pt")
+MEMBER = "rand-m1-n1-mstd0.5/CarsVal"
+
+
+def change_file(folder: Path, content: Any) -> None:
+    torch.save(content, folder / MEMBER / "finetuned.pt")
+
+
+def change_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nothing")
 
 
 @pytest.mark.parametrize(
@@ -294,6 +302,17 @@ def change_file(folder: Path, content: Any, name: str = "rand-m1-n1-mstd0.5/Cars
         (lambda f: None, ["--trust", "--set", "model.name=ViT-B-33"], "ViT-B-33"),
         (lambda f: shutil.rmtree(f), ["--trust"], "no such folder"),
         (
+            lambda f: change_link(f / MEMBER / "finetuned.pt"),
+            ["--trust"],
+            "CarsVal/finetuned.pt: no such file",
+        ),
+        (
+            lambda f: shutil.copy(f / MEMBER / "finetuned.pt", f / MEMBER / "finetuned.pth"),
+            ["--trust"],
+            "finetuned.pth: is of the same member as finetuned.pt beside it; keep one of them",
+        ),
+        (lambda f: None, ["--trust", "--out", "{folder}"], "is the folder of the checkpoints"),
+        (
             lambda f: [shutil.rmtree(p) for p in f.glob("rand*")],
             ["--trust"],
             "no fine-tuned models",
@@ -306,9 +325,10 @@ def test_bad_input_is_one_line(place, tmp_path, harm, more, message, capsys, mon
     folder = tmp_path / "release"
     shutil.copytree(place / "release", folder)
     harm(folder)
+    out = [] if "--out" in more else ["--out", str(tmp_path / "out")]
+    words = [word.format(folder=folder) for word in more]
     with pytest.raises(SystemExit) as ended:
-        main(arguments("--expected", expected(place), "--out", str(tmp_path / "out"), *more,
-                       folder=str(folder)))  # fmt: skip
+        main(arguments("--expected", expected(place), *out, *words, folder=str(folder)))
     err = capsys.readouterr().err
     assert ended.value.code == 2
     assert message in err.splitlines()[-1]
@@ -336,6 +356,38 @@ def test_files_side_by_side_are_members_too(tmp_path: Path):
     assert list(found.members) == ["member-0", "member-1", "member-2"]
     assert found.zero_shot == tmp_path / "zeroshot.pt"
     assert found.unlike == []
+
+
+def test_linked_folders_have_members_and_the_output_has_none(place, tmp_path, capsys, monkeypatch):
+    """A loop of links ends, and the files that a call converts are no members of the next."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("NEGMERGE_DATA", str(tmp_path))
+    release, out = tmp_path / "release", tmp_path / "release/runs/out"
+    release.mkdir()
+    shutil.copy(place / "release/zeroshot.pt", release)
+    for number in range(MEMBERS):
+        own = place / f"release/rand-m{number + 1}-n1-mstd0.5"
+        (release / f"m{number + 1}").symlink_to(own)
+    (release / "loop").symlink_to(release)
+    wanted = ["--trust", "--expected", expected(place), "--out", str(out), "--json"]
+    for _ in range(2):
+        main(arguments(*wanted, folder=str(release), sets=NO_DATA))
+        found = numbers(capsys.readouterr().out)
+        assert found["members"]["measured"] == MEMBERS
+        assert found["unanimous elements"]["verdict"] == "pass"
+    assert list(find_release(release, out).members) == [f"m{k + 1}/CarsVal" for k in range(MEMBERS)]
+
+
+@pytest.mark.parametrize("row", [{"scale": 0.0}, {"acc_forget": 1.0, "acc_retain": 1.0}])
+def test_a_published_sweep_must_have_all_numbers(row, place, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    wrong = expected(place, validation=[row])
+    with pytest.raises(SystemExit) as ended:
+        main(arguments("--trust", "--expected", wrong, "--out", str(tmp_path / "out")))
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected.json: validation: wanted scale, acc_forget and acc_retain in each row" in line
+    assert not (tmp_path / "out").exists()
 
 
 # -------------------------------------------------------------------------------- published numbers

@@ -17,6 +17,7 @@ from negmerge.paper import zero_shot
 from negmerge.paper.experiments import published
 from negmerge.paper.zero_shot import EIGHT, known_accuracies
 from negmerge.scenarios.clip.prompts import PROMPTS
+from negmerge.training.weights import load_tensors, save_tensors
 from negmerge.vision.datasets import datasets, load, resolve
 from running import negmerge
 
@@ -110,6 +111,9 @@ def test_an_accuracy_that_differs_ends_with_one(here: Path, capsys, monkeypatch,
     ("more", "message"),
     [
         (["nothing"], "model.name 'nothing': neither a folder"),
+        (["hf-hub:nobody/nothing"], "model.name 'hf-hub:nobody/nothing': neither a folder"),
+        (["x" * 5000], "cannot be a path: File name too long; name a model or a folder"),
+        (["~no-such-user/clip"], "'~no-such-user/clip': cannot be a path"),
         (["clip", "--set", "sets=[svhn]"], "no data set can be measured: svhn: not found in"),
         (["clip", "--set", "sets=[mnst]"], "unknown data set 'mnst'; did you mean 'mnist'"),
         (["clip", "--set", "colour=red"], "the fields are sets, data.root and data.limit.test"),
@@ -122,6 +126,29 @@ def test_an_accuracy_that_differs_ends_with_one(here: Path, capsys, monkeypatch,
 def test_bad_input_is_one_line(here: Path, capsys, more, message):
     with pytest.raises(SystemExit) as ended:
         main(["check", "clip", *more])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "classes", "message"),
+    [
+        ({}, "5", "metadata `classes` is a int, wanted an object"),
+        ({"mnist": torch.tensor(1.0)}, None, "'mnist': got shape (), wanted one row of 16 numbers"),
+        ({"mnist": torch.ones(5, 7)}, None, "'mnist': got shape (5, 7), wanted one row of 16"),
+        ({"logit_scale": torch.ones(3)}, None, "has no tensor logit_scale of one number"),
+    ],
+)
+def test_heads_that_do_not_fit_are_one_line(here, tmp_path, capsys, change, classes, message):
+    shutil.copytree(here / "clip", tmp_path / "odd")
+    path = tmp_path / "odd/class_embeddings.safetensors"
+    heads, about = load_tensors(path)
+    about = about if classes is None else {"classes": classes}
+    save_tensors(path, {**heads, **change}, about)
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "clip", str(tmp_path / "odd"), "--set", "data.root=local"])
     err = capsys.readouterr().err
     assert ended.value.code == 2
     assert message in err

@@ -245,6 +245,16 @@ def test_the_need_of_a_large_batch_follows_from_a_few_samples(checkpointing):
     assert found.need(40, 4) == pytest.approx(naive_need(settings, model, 10), rel=0.05)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_small_batches_are_measured_too(batch):
+    """BatchNorm refuses a single sample, which no step of such a training has."""
+    layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)]
+    model = nn.Sequential(*(layers if batch > 1 else layers[::2]))
+    data = DatasetFeed(TensorDataset(torch.randn(9, 4), torch.arange(9) % 2))
+    settings = HyperParameters(batch=batch)
+    assert measure_step(model, data, settings, cross_entropy(settings)).per_sample > 0
+
+
 def test_checkpointing_needs_less():
     plain = HyperParameters(batch=40)
     twice = plain.model_copy(update={"checkpointing": True})
@@ -290,6 +300,18 @@ def test_a_step_that_only_fits_with_checkpointing_is_told_so():
     )
     fixed = twice.model_copy(update={"accumulate": split})
     check_step("pool.settings", model, long, fixed, loss, limit)
+
+
+def test_a_step_that_cannot_even_be_measured_is_one_line():
+    def objective(model, batch, epoch):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    settings = HyperParameters(batch=40)
+    with pytest.raises(
+        OptionError, match=r"^train: not even a step of a few samples fits, .* 8"
+    ) as e:
+        check_step("train", fresh(), feed(), settings, objective, 8e9)
+    assert "\n" not in str(e.value)
 
 
 def test_parts_are_never_smaller_than_a_sample():

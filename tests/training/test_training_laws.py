@@ -319,6 +319,15 @@ def test_a_training_equals_a_plain_loop(size: int, batch: int, parts: int):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-6)  # the loss is float32
 
 
+@pytest.mark.parametrize("size", [2, 3, 9, 10, 11, 12])
+def test_parts_of_the_last_batch_are_large_enough_for_batch_norm(size: int):
+    """The parts of a full batch have two samples; BatchNorm refuses a single one."""
+    feed = DatasetFeed(TensorDataset(torch.randn(size, 4), torch.arange(size) % 2))
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    done = train(model, feed, HyperParameters(epochs=1, batch=8, accumulate=4), seed=0)
+    assert done.samples == size
+
+
 def test_an_accumulated_training_resumes_bit_for_bit(tmp_path):
     settings = SETTINGS["adamw"].model_copy(update={"accumulate": 3})
     feed = ImageFeed(make_images(), np.arange(30))

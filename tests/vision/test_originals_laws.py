@@ -215,6 +215,10 @@ def bomb() -> bytes:
         (b"not a picture", "cannot be decoded"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "cannot identify"),
         (bomb(), "decompression bomb"),
+        (
+            encoded(np.zeros((1, 20_000), np.uint8), "PNG"),
+            "got 20000 × 1 pixels, wanted sides of at most 1000 : 1; crop it",
+        ),
     ],
 )
 def test_bad_pictures_are_refused_before_a_training(folder, tmp_path, data, message):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from negmerge.runs.scores import NO_REFERENCE
 from negmerge.runs.store import Run
 from negmerge.scenarios.module.check import check_weights
 from negmerge.scenarios.module.functions import FineTune
-from negmerge.support.files import file_digest, link_or_copy, report_write_errors
+from negmerge.support.files import file_digest, link_or_copy, scratch_folder
 from negmerge.support.progress import Progress, make_progress
 from negmerge.training.weights import load_model, save_model
 
@@ -170,7 +170,8 @@ def unlearn(
         make_problem = partial(function_problem, request, functions, share, lower)
     check_weights(model)
     with ExitStack() as stack:
-        scratch = stack.enter_context(_scratch_folder(out))
+        in_use = stack.enter_context(ExitStack())
+        scratch = in_use.enter_context(scratch_folder(_disk_of(out)))
         saved = scratch / "given.safetensors"
         save_model(saved, model, {})
         store = Run(scratch / "run" if out is None else out)
@@ -183,6 +184,8 @@ def unlearn(
         shown = stack.enter_context(make_progress()) if progress is None else progress
         with store.locked():
             link_or_copy(saved, given)
+            if out is not None:
+                in_use.close()  # before hours of work
             if done:
                 store.clear_state()
             else:
@@ -210,14 +213,9 @@ def unlearn(
     return forgot
 
 
-@contextmanager
-def _scratch_folder(out: str | Path | None) -> Iterator[Path]:
-    """Make a temporary folder on the disk of the run, whose own folder is not made yet."""
-    place = None
-    if out is not None:
-        path = Path(out).absolute()
-        place = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    with report_write_errors(place or Path(tempfile.gettempdir())):
-        made = tempfile.TemporaryDirectory(prefix=".negmerge-", dir=place)
-    with made as name:
-        yield Path(name)
+def _disk_of(out: str | Path | None) -> Path:
+    """Return a folder on the disk of the run, whose own folder need not exist."""
+    if out is None:
+        return Path(tempfile.gettempdir())
+    path = Path(out).absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,6 +38,8 @@ RESAVE = (
     "; the file has the format of torch before 1.6: where its classes are installed, save it again "
     "with torch.save(model.state_dict(), FILE)"
 )
+FORBIDDEN = re.compile(r"GLOBAL (\S{1,100}) ")
+"""Where an error of torch says which function or class a file names."""
 MAX_GROWTH, MAX_EXTRA = 16, 64 << 20
 """The result has at most `MAX_GROWTH` times the bytes of the pickle, and `MAX_EXTRA` more: a pickle
 stores tied and expanded tensors once."""
@@ -150,6 +153,8 @@ def _unpickled(path: Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)  # raises again
         except Exception as error:  # a damaged pickle can raise any exception
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            if named := FORBIDDEN.search(str(error)):  # torch's first line advises to run the code
+                reason = f"it names {quoted(named[1])}, which could run code"
             remedy = RESAVE if _is_legacy(file) else ""
             raise FileError(f"{path}: cannot be read as plain weights: {reason}{remedy}") from error
 

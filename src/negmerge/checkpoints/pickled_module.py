@@ -27,6 +27,8 @@ TENSOR_PARTS = {
 }
 """The names that a pickle of tensors needs; none of them runs code that the pickle chooses, and a
 pickle, which can set attributes, cannot change the classes."""
+MAX_MODULES = 100_000
+"""The largest number of modules: modules that share others would take forever to list."""
 STORAGES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 TENSOR_PARTS |= {("torch", f"{name}Storage") for name in STORAGES}
 
@@ -96,10 +98,11 @@ def load_module_weights(file: BinaryIO) -> dict[str, Any] | None:
     file.seek(0)
     reader = SimpleNamespace(Unpickler=_Unpickler, load=_refuse, __name__="pickle")
     content = torch.load(file, map_location="cpu", weights_only=False, pickle_module=reader)
+    left = iter(range(MAX_MODULES))
     if _is_module(content):
-        return dict(_tensors_of(content, "", set()))
+        return dict(_tensors_of(content, "", set(), left))
     items = content.items() if isinstance(content, Mapping) else ()
-    found = {k: dict(_tensors_of(v, "", set())) for k, v in items if _is_module(v)}
+    found = {k: dict(_tensors_of(v, "", set(), left)) for k, v in items if _is_module(v)}
     return found or None
 
 
@@ -107,10 +110,21 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, Unknown) and "_modules" in value.state
 
 
-def _tensors_of(module: Unknown, prefix: str, above: set[int]) -> Iterator[tuple[str, Any]]:
-    """The tensors of a module and of those in it, in the order of `state_dict()`."""
+def _tensors_of(
+    module: Unknown, prefix: str, above: set[int], left: Iterator[int]
+) -> Iterator[tuple[str, Any]]:
+    """The tensors of a module and of those in it, in the order of `state_dict()`.
+
+    Args:
+        module: the module.
+        prefix: the beginning of their names.
+        above: the modules that it is in.
+        left: one for each module that may still be listed.
+    """
     import torch
 
+    if next(left, None) is None:
+        raise pickle.UnpicklingError(f"more than {MAX_MODULES:,} modules")
     state = module.state
     hidden = state.get("_non_persistent_buffers_set") or ()
     for kind in ("_parameters", "_buffers"):
@@ -119,4 +133,4 @@ def _tensors_of(module: Unknown, prefix: str, above: set[int]) -> Iterator[tuple
                 yield f"{prefix}{name}", tensor
     for name, inner in (state.get("_modules") or OrderedDict()).items():
         if isinstance(inner, Unknown) and id(inner) not in above:
-            yield from _tensors_of(inner, f"{prefix}{name}.", above | {id(module)})
+            yield from _tensors_of(inner, f"{prefix}{name}.", above | {id(module)}, left)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 from torch import nn
 
 from negmerge.errors import FileError, NegMergeError, OptionError, quoted
@@ -62,6 +62,13 @@ class Expected(Strict):
     acc_forget: float
     acc_retain: float
     validation: tuple[Row, ...] = ()
+
+    @field_validator("validation")
+    @classmethod
+    def _check_rows(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        if any(not {"scale", "acc_forget", "acc_retain"} <= row.keys() for row in rows):
+            raise ValueError("wanted scale, acc_forget and acc_retain in each row")
+        return rows
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,9 @@ def compare_release(
     recipe = load_recipe(wanted.recipe, changes)
     if recipe.scenario != "clip":
         raise OptionError(f"recipe {wanted.recipe}: scenario {recipe.scenario}, wanted clip")
-    release = find_release(checkpoints)
+    if folder.resolve() == checkpoints.resolve():
+        raise OptionError(f"--out {folder}: is the folder of the checkpoints; name another")
+    release = find_release(checkpoints, folder)
     notes = member_notes(release, wanted)
     for note in notes:
         progress.note(note)

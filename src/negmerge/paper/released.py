@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from negmerge.checkpoints.split_attention import clip_prefix
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.support.files import file_digest
 from negmerge.support.progress import Progress
+from negmerge.support.reading import open_regular
 from negmerge.training.weights import load_tensors, save_tensors
 
 ZERO_SHOT = ("zeroshot", "zero_shot", "pretrained")
@@ -44,18 +46,20 @@ class Release:
         return [name for name in forms if forms[name] != usual] if count > 1 else []
 
 
-def find_release(folder: Path) -> Release:
+def find_release(folder: Path, out: Path | None = None) -> Release:
     """Find the pretrained model and the members in a folder.
 
     A member is a file `finetuned.pt` in a folder of its own, at any depth; if there is no such
     file, every file that is neither the pretrained model nor a head, one for each folder or all in
     one folder.
+
+    Args:
+        folder: the folder of the release.
+        out: the folder for converted files, which are no members if it lies in the other.
     """
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder; wanted the checkpoints of the release")
-    suffixes = (*SUFFIXES, ".safetensors")
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
-    paths = [path for path in paths if path.is_file() and not path.name.startswith(".")]
+    paths = _checkpoints_in(folder, out)
     pretrained = [path for path in paths if path.stem.lower() in ZERO_SHOT]
     others = [p for p in paths if p not in pretrained and not p.stem.lower().startswith("head")]
     if not pretrained:
@@ -66,12 +70,35 @@ def find_release(folder: Path) -> Release:
     named = [path for path in others if path.stem.lower() == FINE_TUNED]
     members: dict[str, Path] = {}
     for path in named or others:
+        os.close(open_regular(path))  # before hours of work: a link may lead to nothing
         name = path.relative_to(folder).with_suffix("")
         alone = named and name.parent != Path()  # rand-m1-n1/CarsVal/finetuned
-        members[(name.parent if alone else name).as_posix()] = path
+        title = (name.parent if alone else name).as_posix()
+        if (other := members.setdefault(title, path)) != path:
+            raise FileError(
+                f"{path}: is of the same member as {other.name} beside it; keep one of them"
+            )
     if not members:
         raise FileError(f"{folder}: has no fine-tuned models, such as NAME/finetuned.pt")
     return Release(pretrained[0], members)
+
+
+def _checkpoints_in(folder: Path, out: Path | None) -> list[Path]:
+    """The checkpoints in a folder and in those below it, also in linked ones; sorted.
+
+    Args:
+        folder: the folder.
+        out: a folder that is left out, as hidden ones are.
+    """
+    suffixes, found = (*SUFFIXES, ".safetensors"), list[Path]()
+    seen = {folder.resolve(), *([] if out is None else [out.resolve()])}  # a link may lead upwards
+    for place, folders, files in os.walk(folder, followlinks=True):
+        below = {Path(place, name).resolve(): name for name in folders if name[0] != "."}
+        folders[:] = [name for real, name in below.items() if real not in seen]
+        seen.update(below)
+        paths = (Path(place, name) for name in files if name[0] != ".")
+        found += [path for path in paths if path.suffix in suffixes]
+    return sorted(found)
 
 
 def check_trust(release: Release, trust: bool) -> None:

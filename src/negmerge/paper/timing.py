@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from negmerge.runs.context import Context
 from negmerge.runs.executors import InProcess
@@ -14,6 +13,7 @@ from negmerge.runs.recipe import Recipe
 from negmerge.runs.records import Number, Record, read_record
 from negmerge.runs.selectors import select_before_search
 from negmerge.runs.store import Run, write_json
+from negmerge.support.files import scratch_folder
 from negmerge.support.progress import Progress
 
 REPEATS = 3
@@ -41,7 +41,7 @@ def merge_seconds(
     scenario = recipe.make_scenario(progress)
     found: dict[str, list[float]] = {}
     for repeat in range(REPEATS + 1):
-        with TemporaryDirectory(prefix=".negmerge-", dir=run.folder.parent) as folder:
+        with scratch_folder(run.folder.parent) as folder:
             store = Run(folder, [run.folder])  # takes over the members
             executor = InProcess(scenario)
             context = Context(recipe, scenario, store, executor, progress, illustrated=False)

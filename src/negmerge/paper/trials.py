@@ -65,10 +65,10 @@ def trials_of(
 def run_count(count: int) -> str:
     """A number of runs as text.
 
-    >>> run_count(1), run_count(40)
-    ('1 run', '40 runs')
+    >>> run_count(1), run_count(40), run_count(0)
+    ('1 run', '40 runs', '0 runs')
     """
-    return f"{count} run{'s' if count > 1 else ''}"
+    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def name_of(shipped: str, recipe: Recipe) -> str:

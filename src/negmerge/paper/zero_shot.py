@@ -29,8 +29,8 @@ from negmerge.scenarios.clip.classifier import ClipClassifier
 from negmerge.scenarios.clip.heads import cached_head
 from negmerge.scenarios.clip.pretrained import ClipSource
 from negmerge.support.progress import Progress
-from negmerge.support.reading import parse_yaml, read_json
-from negmerge.support.settings import File, Strict
+from negmerge.support.reading import parse_json, read_json
+from negmerge.support.settings import File, Strict, check_path
 from negmerge.training.feeds import Batch
 from negmerge.training.weights import metadata_of
 from negmerge.vision.datasets import Images, Source, datasets, load, resolve
@@ -131,13 +131,19 @@ def check_clip(
         progress: shows the progress.
     """
     settings = read_settings(changes)
+    for given in (name, pretrained or ""):
+        try:
+            check_path(given)
+        except ValueError as error:
+            raise OptionError(f"{quoted(given)}: {error}; name a model or a folder") from None
     source = ClipSource(name, pretrained)
     if pretrained is None and source.folder is None:
         source = ClipSource(name, TAG)
     try:
         source.fingerprint  # noqa: B018 (finds the weights before images are decoded)
     except FileError as error:
-        raise FileError(str(error) if download else f"{error}, or add --download") from None
+        helps = not download and source.folder is None
+        raise FileError(f"{error}, or add --download" if helps else str(error)) from None
     sets, root = settings.sets or _default_sets(source), settings.data.root
     found: dict[str, Images] = {}
     missing: dict[str, str] = {}
@@ -193,7 +199,8 @@ def _default_sets(source: ClipSource) -> tuple[str, ...]:
     """The sets that a folder has ready-made heads for, or the paper's."""
     if source.embeddings is None:
         return (*EIGHT, CONTROL)
-    ready = parse_yaml(metadata_of(source.embeddings).get("classes", "{}"), str(source.embeddings))
+    text = metadata_of(source.embeddings).get("classes", "{}")
+    ready = parse_json(text, source.embeddings, "metadata `classes`")
     return tuple(name for name in ready if name in datasets) or (*EIGHT, CONTROL)
 
 

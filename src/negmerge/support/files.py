@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ from negmerge.support.reading import open_regular
 TEMPORARY_SUFFIX = ".negmerge-tmp"
 LOCK = ".lock"
 """The file that is locked instead of its folder where folders cannot be locked."""
+SCRATCH = ".negmerge-scratch-"
+"""The beginning of the names of folders for work in progress."""
 _LIBC = ctypes.CDLL(None)
 
 
@@ -152,6 +155,52 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+@contextmanager
+def scratch_folder(place: Path) -> Iterator[Path]:
+    """A folder in `place` that is removed at the end of the block, with those of killed runs.
+
+    >>> with scratch_folder(Path(tempfile.gettempdir())) as folder:
+    ...     folder.is_dir()
+    True
+    >>> folder.exists()
+    False
+    """
+    with report_write_errors(place):
+        for left in place.glob(f"{SCRATCH}*"):
+            _remove_abandoned(left)
+        path, descriptor = _make_scratch(place)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _make_scratch(place: Path) -> tuple[Path, int]:
+    """Make and lock a folder that only this user can read."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+        # Another run may take the folder for abandoned, and remove it, until it is locked.
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            _lock(descriptor, path, wait=True)
+            if path.exists():
+                return path, descriptor
+            os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a folder of `scratch_folder` whose run was killed."""
+    with suppress(OSError, FileError):  # in use, of another user, or removed meanwhile
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            own = os.fstat(descriptor).st_uid == os.geteuid()
+            if own and _lock(descriptor, path, wait=False):  # on NFS nobody knows
+                shutil.rmtree(path)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

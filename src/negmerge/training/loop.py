@@ -98,6 +98,8 @@ def train(
     optimizer = make_optimizer(model, settings)
     steps = sum(steps_of(size, settings.batch) for size in passes_of(feed))
     total = steps * settings.epochs
+    # BatchNorm cannot train on a single sample: the last batch has none if the others have none.
+    least = 2 if settings.batch >= 2 * settings.accumulate else 1
     place, unread = Position(), list[tuple[int, Tensor]]()
     if state is not None and state.exists():
         place = load_state(state, model, optimizer)
@@ -122,7 +124,7 @@ def train(
                 inputs, targets = next(batches)
                 seed_torch(seed_of("step", seed, place.step))  # dropout, stochastic depth
                 optimizer.zero_grad()
-                for part, share in parts_of((inputs, targets), settings.accumulate):
+                for part, share in parts_of((inputs, targets), settings.accumulate, least):
                     with autocast(settings, device):
                         batch = (to_device(part[0], device), part[1].to(device))
                         loss = objective(model, batch, epoch)

@@ -125,8 +125,9 @@ def measure_step(
     Args:
         model: on the device of the training.
     """
-    most = max(min(SAMPLES, settings.batch, len(feed)), 2)
-    few = max(most // 2, 1)
+    most = min(SAMPLES, settings.batch, len(feed))
+    few = max(most // 2, min(settings.batch, 2))  # BatchNorm cannot train on a single sample
+    most = max(most, few + 1)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     trained = [p for p in model.parameters() if p.requires_grad]
     was_training = model.training
@@ -200,7 +201,13 @@ def check_step(
         model: on the device of the training.
         limit: the bytes that are free for the training.
     """
-    found = measure_step(model, feed, settings, objective)
+    try:
+        found = measure_step(model, feed, settings, objective)
+    except torch.OutOfMemoryError:
+        raise OptionError(
+            f"{where}: not even a step of a few samples fits, the GPU has {_gigabytes(limit)} "
+            f"free; set {where}.checkpointing=true, or use a smaller model or another GPU"
+        ) from None
     batch = min(settings.batch, len(feed))
     need = found.need(batch, settings.accumulate)
     if need <= limit:
@@ -208,7 +215,8 @@ def check_step(
     refusal = f"{where}: a step needs {_gigabytes(need)}, the GPU has {_gigabytes(limit)} free"
     split, fields = found.smallest_split(batch, limit), dict[str, object]()
     if split is None:
-        with suppress(OptionError):  # the network may have no checkpointing
+        # The network may have no checkpointing.
+        with suppress(OptionError, torch.OutOfMemoryError):
             twice = settings.model_copy(update={"checkpointing": True})
             found = measure_step(model, feed, twice, objective)
             split, fields["checkpointing"] = found.smallest_split(batch, limit), "true"

@@ -171,7 +171,9 @@ def to_device(inputs: Inputs, device: torch.device, non_blocking: bool = False) 
     return tree_map(lambda tensor: tensor.to(device, non_blocking=non_blocking), inputs)
 
 
-def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Inputs, Tensor], float]]:
+def parts_of(
+    batch: tuple[Inputs, Tensor], count: int, least: int = 1
+) -> list[tuple[tuple[Inputs, Tensor], float]]:
     """Cut a batch into parts of nearly equal size; return each with its share of the samples.
 
     >>> batch = torch.zeros(4), torch.arange(4)
@@ -179,13 +181,14 @@ def parts_of(batch: tuple[Inputs, Tensor], count: int) -> list[tuple[tuple[Input
     [([0, 1], 0.5), ([2, 3], 0.5)]
 
     Args:
-        count: the number of parts; a batch of fewer samples has a part for each sample.
+        count: the number of parts.
+        least: the least number of samples of a part; a small batch has fewer parts.
     """
     inputs, targets = batch
     size = len(targets)
     if count == 1:
         return [(batch, 1.0)]
-    cuts = torch.arange(size).tensor_split(min(count, size))
+    cuts = torch.arange(size).tensor_split(max(min(count, size // least), 1))
     rows = [slice(int(cut[0]), int(cut[-1]) + 1) for cut in cuts]
     parts = [tree_map(itemgetter(own), (inputs, targets)) for own in rows]
     return [(part, len(part[1]) / size) for part in parts]

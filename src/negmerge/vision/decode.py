@@ -17,6 +17,9 @@ from negmerge.support.reading import read_bytes
 
 MAX_PICTURE = 256 << 20
 """The largest encoded picture, in bytes."""
+MAX_RATIO = 1000
+"""The largest ratio of the sides of a picture: a line of pixels, resized until its shorter side has
+the size of the input, would need gigabytes."""
 VERSION = 1
 """Part of the names of cache entries; to be raised when a picture decodes to other pixels."""
 
@@ -116,6 +119,9 @@ def _open(picture: Picture, channels: int) -> Any:
     from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(_bytes(picture)), formats=FORMATS) as image:
+        if max(image.size) > MAX_RATIO * min(image.size):
+            got = " × ".join(map(str, image.size))
+            raise ValueError(f"got {got} pixels, wanted sides of at most {MAX_RATIO} : 1; crop it")
         ImageOps.exif_transpose(image, in_place=True)
         if image.mode.startswith(("I", "F")):
             raise ValueError(f"got mode {image.mode}, wanted 8 bits per channel; convert it")

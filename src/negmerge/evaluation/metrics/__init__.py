@@ -7,6 +7,7 @@ observes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -117,7 +118,34 @@ RESERVED = frozenset((
 ))  # fmt: skip
 """Other fields of the rows of `scores.json`, which no metric may be named like."""
 
-metrics: Registry[Metric] = Registry(
+TABLES = frozenset((
+    "component", "depth", "dissent", "members", "prefixes", "scores", "sweeps", "tries",
+))  # fmt: skip
+"""The names of the tables of every page, which no histogram may have."""
+FILE = re.compile(r"([A-Za-z0-9_-]+)\.csv")
+
+
+class MetricRegistry(Registry[Metric]):
+    """The registry of metrics; every histogram has a file of its own."""
+
+    def _check(self, name: str, entry: Metric) -> None:
+        if entry.histogram is None:
+            return
+        file, others = entry.histogram.file, [one.histogram for one in self._entries.values()]
+        match = FILE.fullmatch(file)
+        if match is None or match[1].lower() in TABLES:
+            raise ValueError(
+                f"metric {name!r}: the file of its histogram is {file!r}; wanted letters, digits, "
+                f"- and _, then .csv, and none of {', '.join(sorted(TABLES))}"
+            )
+        if any(one is not None and one.file.lower() == file.lower() for one in others):
+            raise ValueError(
+                f"metric {name!r}: the file of its histogram is {file!r}, which another metric "
+                "writes; choose another name"
+            )
+
+
+metrics = MetricRegistry(
     "metric", "negmerge.evaluation.metrics", "negmerge.evaluation.attacks", reserved=RESERVED
 )
 

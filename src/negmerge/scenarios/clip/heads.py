@@ -73,12 +73,18 @@ def ready_head(source: ClipSource, data: str, names: Sequence[str]) -> Tensor | 
     found = data if data in ready else next(iter(alike), None)
     if found is None:
         return None
+    shape, width = tuple(ready[found].shape), source.config["model_cfg"]["embed_dim"]
+    if len(shape) != 2 or shape[1] != width:
+        raise FileError(
+            f"{path} {quoted(found)}: got shape {shape}, wanted one row of {width} numbers for "
+            "each class"
+        )
     if len(ready[found]) != len(names) or classes.get(found, list(names)) != list(names):
         raise MismatchError(
             f"{path} {quoted(found)}: has other classes than the data set {quoted(data)}"
         )
-    if "logit_scale" not in ready:
-        raise FileError(f"{path}: has no tensor logit_scale")
+    if "logit_scale" not in ready or ready["logit_scale"].numel() != 1:
+        raise FileError(f"{path}: has no tensor logit_scale of one number")
     head = functional.normalize(ready[found].float(), dim=-1)
     return head * ready["logit_scale"].float().exp()
 

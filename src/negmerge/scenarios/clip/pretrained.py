@@ -90,7 +90,8 @@ class ClipSource:
     def config(self) -> dict[str, Any]:
         """`model_cfg` and `preprocess_cfg` in the format of open_clip."""
         if self.folder is None:
-            model = open_clip().get_model_config(self.name)
+            # With a prefix, such as hf-hub:, open_clip would read the Hub or a folder.
+            model = None if ":" in self.name else open_clip().get_model_config(self.name)
             if model is None:
                 near = get_close_matches(self.name, open_clip().list_models(), 3)
                 hint = f"; did you mean {' or '.join(near)}?" if near else ""

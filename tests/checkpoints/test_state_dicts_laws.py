@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import negmerge as nm
 from negmerge.checkpoints.state_dict import StateDict
 from negmerge.errors import NegMergeError
-from negmerge.vectors.inspection import inspect
+from negmerge.vectors.inspection import describe_checkpoint, describe_patch, inspect
 from storage import TORCH
 
 
@@ -152,10 +152,11 @@ def test_applied_changes_a_state_dict_in_place_and_undoes_it(kind):
 def test_inspection(tmp_path):
     found = states(n=2)
     paths = stored(tmp_path, found)
-    one, two = inspect(found[0]), inspect(paths[0])
+    one, two = describe_checkpoint(StateDict(found[0], "base")), inspect(paths[0])
     assert one | {"files": two["files"]} == two
     tau = nm.merge(paths[0], paths[1:], out=tmp_path / "patch")
-    assert inspect(nm.merge(found[0], paths[1:])) == inspect(tau) == inspect(tmp_path / "patch")
+    in_memory = describe_patch(nm.merge(found[0], paths[1:]))
+    assert in_memory == describe_patch(tau) == inspect(tmp_path / "patch")
 
 
 def test_apply_gives_the_file_that_safetensors_would_write(tmp_path):

@@ -87,42 +87,24 @@ def check_request(
     return Request(model, method, seed=seed, options=options, **found)
 
 
-def check_splits(splits: object) -> Mapping[str, Dataset[Any]]:
-    """Raise unless `splits` is a mapping; return it."""
-    if not isinstance(splits, Mapping):
-        raise OptionError(
-            f"splits: {_got(splits)}; wanted a mapping of datasets by name: forget, and retain or "
-            "test or both (or fine_tune and evaluate)"
-        )
-    return splits
-
-
-def check_functions(**functions: object) -> tuple[Any, ...]:
-    """Raise unless all functions can be called; return them."""
-    for name, function in functions.items():
-        if not callable(function):
-            raise OptionError(
-                f"{name}: {_got(function)}; wanted functions: fine_tune(model, settings) and "
-                "evaluate(model)"
-            )
-    return tuple(functions.values())
-
-
 def _got(argument: object) -> str:
     return "is missing" if argument is None else f"is a {type(argument).__name__}"
 
 
 def classifier_problem(
-    request: Request, splits: Mapping[str, Dataset[Any]], digest: str, weights: Path
+    request: Request, splits: Mapping[str, Dataset[Any]] | None, digest: str, weights: Path
 ) -> Problem:
     """Return the problem of a classifier and its datasets.
 
     Args:
-        request: the common arguments.
-        splits: the datasets by name.
         digest: a hash of the weights of the model.
         weights: the file of the weights in the run.
     """
+    if not isinstance(splits, Mapping):
+        raise OptionError(
+            f"splits: {_got(splits)}; wanted a mapping of datasets by name: forget, and retain or "
+            "test or both (or fine_tune and evaluate)"
+        )
     for name in splits:
         if name not in KNOWN_SETS:
             raise OptionError(f"splits: {unknown_name('set', str(name), KNOWN_SETS)}")
@@ -197,7 +179,8 @@ def _check_last_layer(scenario: ModuleScenario, method: str) -> None:
 
 def function_problem(
     request: Request,
-    functions: tuple[FineTune, Evaluate],
+    fine_tune: FineTune | None,
+    evaluate: Evaluate | None,
     keep: float,
     lower: Collection[str],
     digest: str,
@@ -205,14 +188,13 @@ def function_problem(
 ) -> Problem:
     """Return the problem of a module, with functions that train and measure it.
 
-    Args:
-        request: the common arguments.
-        functions: `fine_tune` and `evaluate`.
-        keep: the share of the original's `retain` to keep.
-        lower: the metrics that are lower for a model that knows more.
-        digest: a hash of the weights of the model.
-        weights: the file of the weights in the run.
+    `digest` and `weights` are those of `classifier_problem`.
     """
+    if not callable(fine_tune) or not callable(evaluate):
+        name, got = ("evaluate", evaluate) if callable(fine_tune) else ("fine_tune", fine_tune)
+        raise OptionError(
+            f"{name}: {_got(got)}; wanted functions: fine_tune(model, settings) and evaluate(model)"
+        )
     if request.method in rivals or request.method == "greedy":
         raise OptionError(
             f"method {request.method!r}: needs sets of samples and a loss; with fine_tune and "
@@ -223,7 +205,7 @@ def function_problem(
     settings = FunctionSettings.model_validate(
         {"data": {"name": ""}, "model": module, "keep": keep, "lower": tuple(lower)}
     )
-    scenario = FunctionScenario(settings, request.model, digest, *functions, request.seed)
+    scenario = FunctionScenario(settings, request.model, digest, fine_tune, evaluate, request.seed)
     settings = settings.model_copy(update={"data": Sets(name=scenario.name)})
     search = request.search or FUNCTION_SEARCH
     if search.criterion is not None:

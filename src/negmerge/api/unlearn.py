@@ -15,13 +15,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.utils.data import Dataset
 
-from negmerge.api.problem import (
-    check_functions,
-    check_request,
-    check_splits,
-    classifier_problem,
-    function_problem,
-)
+from negmerge.api.problem import check_request, classifier_problem, function_problem
 from negmerge.errors import OptionError
 from negmerge.evaluation.criteria import KEPT
 from negmerge.evaluation.functions import Evaluate
@@ -161,13 +155,12 @@ def unlearn(
             raise OptionError("lower: goes with evaluate; leave it out")
         if keep is not None:  # an option of some rivals
             request = replace(request, options=options | {"keep": keep})
-        make_problem = partial(classifier_problem, request, check_splits(splits))
+        make_problem = partial(classifier_problem, request, splits)
     else:
         if splits is not None:
             raise OptionError("splits: give either splits, or fine_tune and evaluate")
-        functions: Any = check_functions(fine_tune=fine_tune, evaluate=evaluate)
         share = KEPT if keep is None else keep
-        make_problem = partial(function_problem, request, functions, share, lower)
+        make_problem = partial(function_problem, request, fine_tune, evaluate, share, lower)
     check_weights(model)
     with ExitStack() as stack:
         in_use = stack.enter_context(ExitStack())
@@ -195,14 +188,11 @@ def unlearn(
             report(store, shown)
         forgot = copy.deepcopy(model)
         load_model(store.unlearned, forgot)
-        original, unlearned = store.result.original, store.result.first
+        rows = {"original": store.result.original, "unlearned": store.result.first}
         result = Unlearned(
             method,
-            unlearned.scale,
-            {
-                "original": original.model_dump(exclude_unset=True),
-                "unlearned": unlearned.model_dump(exclude_unset=True),
-            },
+            rows["unlearned"].scale,
+            {name: row.model_dump(exclude_unset=True) for name, row in rows.items()},
             tuple(text for text in store.result.warnings if text != NO_REFERENCE),
             None if out is None else store.folder,
             store.page if with_page else None,

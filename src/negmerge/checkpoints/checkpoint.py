@@ -57,8 +57,8 @@ class Checkpoint:
         self._descriptors: list[int] = []
         self._stats: list[tuple[int, int]] = []
         self._closing = ExitStack()
-        _raise_open_file_limit()
         self._own = own
+        _raise_open_file_limit()
         try:
             if os.path.isdir(self.path):  # noqa: PTH112 Path.is_dir raises for invalid paths
                 self.folder = self.path
@@ -97,16 +97,15 @@ class Checkpoint:
         view = buffer.data
         at = info.offset + start
         while view.nbytes:
+            path = self.files[info.file]
             try:
                 done = os.preadv(self._descriptors[info.file], [view], at)
             except OSError as error:
-                raise FileError(
-                    f"{self.files[info.file]}: cannot read: {error.strerror}"
-                ) from error
+                raise FileError(f"{path}: cannot read: {error.strerror}") from error
             if not done:
                 raise FileError(
-                    f"{self.files[info.file]} {quoted(info.name)}: the file became shorter while "
-                    "it was read; run again when it is complete"
+                    f"{path} {quoted(info.name)}: the file became shorter while it was read; run "
+                    "again when it is complete"
                 )
             view, at = view[done:], at + done
 
@@ -149,19 +148,19 @@ class Checkpoint:
 
     def _open_folder(self, folder: Path) -> None:
         index = path_within(folder, INDEX_FILE)
-        if not index.exists():
-            if not (folder / SINGLE_FILE).exists():
-                if (folder / "adapter_config.json").exists():
-                    raise FileError(f"{folder}: {ADAPTER_REFUSED}")
-                found = sorted(p.name for p in folder.glob("*.safetensors"))
-                hint = f"; name a file instead: {', '.join(found[:5])}" if found else ""
-                raise FileError(f"{folder}: contains neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
+        if index.exists():
+            weight_map = read_index(index)
+            for name in sorted(set(weight_map.values())):
+                self._open_file(path_within(folder, name))
+            self._check_index(index, weight_map)
+        elif (folder / SINGLE_FILE).exists():
             self._open_file(path_within(folder, SINGLE_FILE))
-            return
-        weight_map = read_index(index)
-        for name in sorted(set(weight_map.values())):
-            self._open_file(path_within(folder, name))
-        self._check_index(index, weight_map)
+        elif (folder / "adapter_config.json").exists():
+            raise FileError(f"{folder}: {ADAPTER_REFUSED}")
+        else:
+            found = sorted(p.name for p in folder.glob("*.safetensors"))
+            hint = f"; name a file instead: {', '.join(found[:5])}" if found else ""
+            raise FileError(f"{folder}: contains neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
 
     def _check_index(self, index: Path, weight_map: Mapping[str, str]) -> None:
         found: dict[str, str] = {}

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from shlex import quote
-from typing import Any, BinaryIO
+from typing import Any
 
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.dtypes import ALL_NAMES, SIZES
@@ -34,6 +34,7 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 DTYPES = {name: dtype for name, dtype in ALL_NAMES.items() if dtype != "C64"}
 """Formats that are converted: no merge accepts complex numbers."""
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first bytes of files that torch wrote before 1.6: a pickle of its magic number."""
 RESAVE = (
     "; the file has the format of torch before 1.6: where its classes are installed, save it again "
     "with torch.save(model.state_dict(), FILE)"
@@ -155,14 +156,9 @@ def _unpickled(path: Path) -> Any:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             if named := FORBIDDEN.search(str(error)):  # torch's first line advises to run the code
                 reason = f"it names {quoted(named[1])}, which could run code"
-            remedy = RESAVE if _is_legacy(file) else ""
+            file.seek(0)
+            remedy = RESAVE if file.read(len(LEGACY)) == LEGACY else ""
             raise FileError(f"{path}: cannot be read as plain weights: {reason}{remedy}") from error
-
-
-def _is_legacy(file: BinaryIO) -> bool:
-    """Whether a file begins as those that torch wrote before 1.6: a pickle of its magic number."""
-    file.seek(0)
-    return file.read(len(LEGACY)) == LEGACY
 
 
 def _dtype(tensor: Any, path: Path, name: str) -> str:
@@ -195,11 +191,7 @@ def _written(
 ) -> Iterator[None]:
     """Write a file; it appears after the block, and only if its header can be read.
 
-    Args:
-        target: the file.
-        tensors: dtype and shape of each tensor.
-        metadata: the metadata of the file.
-        data: returns the bytes of a tensor in parts.
+    `data` returns the bytes of a tensor in parts.
     """
     check_names(tensors, target)
     header, places = build_header(tensors, metadata)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.header import TensorInfo
-from negmerge.support.files import file_digest
 
 BLOCK = 4096
 BLOCKS_AT_ONCE = 256
@@ -42,17 +41,14 @@ def mix(z: Any) -> Any:
 KEYS: Words = mix(np.arange(1, 513, dtype=np.uint64) * PHI)
 
 
-def checksum(words: Words, first: int, keys: Words) -> int:
-    """The checksum of whole blocks, computed with numpy; `checksum.py` is the compiled form.
+def checksum(words: Words, first: int) -> int:
+    """The checksum of whole blocks, the first of which has the number `first` in its tensor.
+
+    It is computed with numpy; `checksum.py` is the compiled form.
 
     >>> zeros = np.zeros(512, np.uint64)
-    >>> checksum(zeros, 0, KEYS) == checksum(zeros, 1, KEYS)
+    >>> checksum(zeros, 0) == checksum(zeros, 1)
     False
-
-    Args:
-        words: the words of the blocks.
-        first: the number of the first block in its tensor.
-        keys: `KEYS`.
     """
     total = np.zeros(1, np.uint64)  # overflow of a numpy scalar would give a warning
     blocks = words.reshape(-1, BLOCK // 8)
@@ -60,7 +56,7 @@ def checksum(words: Words, first: int, keys: Words) -> int:
     for start in range(0, len(blocks), BLOCKS_AT_ONCE):
         some = blocks[start : start + BLOCKS_AT_ONCE]
         x, high = room[:, : len(some)]
-        np.add(some, keys, out=x)
+        np.add(some, KEYS, out=x)
         np.right_shift(x, np.uint64(32), out=high)
         x &= LOW
         x *= high
@@ -96,7 +92,7 @@ def tensor_checksum(model: Checkpoint, info: TensorInfo, buffer: NDArray[np.uint
         model.read_into(info, start, buffer[:count])
         whole = padded_size(count)
         buffer[count:whole] = 0
-        total += checksum(buffer[:whole].view(np.uint64), start // BLOCK, KEYS)
+        total += checksum(buffer[:whole].view(np.uint64), start // BLOCK)
     return total % 2**64
 
 
@@ -110,8 +106,3 @@ def fingerprint_of(model: Checkpoint) -> str:
     buffer = np.empty(1 << 20, np.uint8)
     sums = {name: tensor_checksum(model, info, buffer) for name, info in model.tensors.items()}
     return fingerprint(model.tensors, sums)
-
-
-def sha256_of(model: Checkpoint) -> str:
-    """The SHA-256 of the files of a checkpoint, joined in the order of their names."""
-    return file_digest(*model.files)

@@ -84,9 +84,6 @@ def load_module_weights(file: BinaryIO) -> dict[str, Any] | None:
     >>> _ = file.seek(0)
     >>> sorted(load_module_weights(file))
     ['0.bias', '0.weight']
-
-    Args:
-        file: a file that `torch.save` wrote.
     """
     import torch
 

@@ -24,13 +24,11 @@ def joined_attention(weights: Mapping[str, Any], where: object) -> dict[str, Any
     >>> joined = joined_attention(split, "cars.pt")
     >>> {name: tensor.flatten().tolist() for name, tensor in joined.items()}
     {'visual.0.attn.in_proj_weight': [81, 75, 86], 'visual.0.attn.out_proj.weight': [79]}
-
-    Args:
-        weights: tensors by name.
-        where: the beginning of an error message.
     """
     if not any(SPLIT.fullmatch(name) for name in weights):
         return dict(weights)
+    import torch
+
     prefix, found = clip_prefix(weights), dict[str, Any]()
     for name, tensor in weights.items():
         new = name
@@ -39,11 +37,11 @@ def joined_attention(weights: Mapping[str, Any], where: object) -> dict[str, Any
             if part == "O":
                 new = f"{owner}out_proj.{kind}"
             else:
-                parts = {letter: f"{owner}{letter}.{kind}" for letter in "QKV"}
-                _check_parts(weights, list(parts.values()), where)
+                parts = [f"{owner}{letter}.{kind}" for letter in "QKV"]
+                _check_parts(weights, parts, where)
                 if part != "Q":
                     continue
-                new, tensor = f"{owner}in_proj_{kind}", _stacked(weights, parts.values())
+                new, tensor = f"{owner}in_proj_{kind}", torch.cat([weights[name] for name in parts])
         new = new.removeprefix(prefix)
         if new in found or (new != name and new in weights):
             raise FileError(
@@ -55,15 +53,12 @@ def joined_attention(weights: Mapping[str, Any], where: object) -> dict[str, Any
 
 
 def clip_prefix(weights: Mapping[str, Any]) -> str:
-    """Return what stands before the names of open_clip, such as `image_encoder.model.`.
+    """Return what stands before the names of open_clip, by the attention of one of its encoders.
 
     >>> clip_prefix({"head.weight": 0, "module.model.visual.0.attn.in_proj_weight": 0})
     'module.model.'
     >>> clip_prefix({"my.visual.copy.visual.transformer.0.attn.Q.weight": 0})
     'my.visual.copy.'
-
-    Args:
-        weights: tensors by name; attention of the image or of the text encoder tells the prefix.
     """
     names = [name.split(".") for name in weights if ATTENTION.fullmatch(name)]
     for tower in ("visual", "transformer"):
@@ -74,18 +69,13 @@ def clip_prefix(weights: Mapping[str, Any]) -> str:
     return ""
 
 
-def _stacked(weights: Mapping[str, Any], names: Any) -> Any:
-    import torch
-
-    return torch.cat([weights[name] for name in names])
-
-
 def _check_parts(weights: Mapping[str, Any], names: list[str], where: object) -> None:
     """Raise unless Q, K and V are there, with one shape and one number format."""
-    present = [name for name in names if name in weights]
-    for missing in (name for name in names if name not in weights):
+    missing = [name for name in names if name not in weights]
+    if missing:
+        present = next(name for name in names if name in weights)
         raise FileError(
-            f"{where}: has {quoted(present[0])} but not {quoted(missing)}; wanted Q, K and V of "
+            f"{where}: has {quoted(present)} but not {quoted(missing[0])}; wanted Q, K and V of "
             "each attention layer"
         )
     first = weights[names[0]]

@@ -20,7 +20,6 @@ PathLike = str | os.PathLike[str]
 Model = PathLike | Mapping[str, Any]
 """A file, a folder, or a state dict: a mapping from names to torch tensors or numpy arrays."""
 
-
 _NAMES = {dtype: name for name, dtype in ALL_NAMES.items()}
 
 
@@ -87,7 +86,7 @@ def open_checkpoint(model: Model | Checkpoint, name: str) -> Checkpoint:
     )
 
 
-def tensor_of(raw: Bytes, dtype: str, shape: tuple[int, ...], like: Any = None) -> Any:
+def tensor_of(raw: Bytes, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
     """Make a tensor of a state dict from bytes.
 
     >>> tensor_of(np.zeros(8, np.uint8), "F32", (2,), np.ones(2, np.float32))
@@ -95,10 +94,8 @@ def tensor_of(raw: Bytes, dtype: str, shape: tuple[int, ...], like: Any = None) 
 
     Args:
         raw: the bytes, which become the memory of the tensor.
-        dtype: the number format.
-        shape: the shape.
         like: a numpy array, to get a numpy array; a torch tensor, to get a torch tensor on the
-            same device. By default a torch tensor on the CPU.
+            same device; None, to get a torch tensor on the CPU.
     """
     if isinstance(like, np.ndarray):
         return raw.view(_numpy_format(like, dtype)).reshape(shape)

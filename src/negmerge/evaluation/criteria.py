@@ -23,8 +23,6 @@ class Criterion:
     """A way to choose λ.
 
     Args:
-        name: the name in recipes.
-        summary: one line for listings.
         loss: takes a row, the row of λ = 0 and the reference. The row with the smallest loss is
             chosen; the smallest λ among equal losses. None means that λ is not allowed.
         aim: takes a metric, the row of λ = 0 and the reference; returns the value that is aimed at
@@ -115,9 +113,7 @@ def kept(row: Row, zero: Row, name: str, share: float, lower: bool = False) -> b
     True
 
     Args:
-        row: the row of an unlearned model.
         zero: the row of the original model.
-        name: the name of the metric.
         share: the share to keep; exactly this share is enough, despite rounding.
         lower: whether smaller values are better; then the value may be at most that of the original
             divided by the share.
@@ -138,7 +134,7 @@ def _retain_limit(metric: str, zero: Row, reference: Reference) -> tuple[float, 
 
 
 def keep_share(
-    share: float = KEPT,
+    share: float,
     lower: Collection[str] = (),
     forget: str = "forget",
     retain: str = "retain",
@@ -157,7 +153,6 @@ def keep_share(
             and errors. The retain metric may then grow to that of the original divided by `share`.
         forget: the name of the forget metric.
         retain: the name of the retain metric.
-        name: the name of the criterion.
     """
     if not 0 < share <= 1:
         raise OptionError(f"keep: got {share}, wanted a share above 0 and at most 1")

@@ -24,11 +24,7 @@ Observe = Callable[[nn.Module, str, Batch], Columns]
 
 
 def observe_set(
-    observe: Observe,
-    model: nn.Module,
-    name: str,
-    feed: Feed,
-    advance: Advance = lambda count: None,
+    observe: Observe, model: nn.Module, name: str, feed: Feed, advance: Advance = lambda count: None
 ) -> Observations:
     """Run a model in evaluation mode over a set; `advance` gets the samples of each batch."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

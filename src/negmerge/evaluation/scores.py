@@ -38,7 +38,6 @@ def score(found: Observed, wanted: Sequence[Metric]) -> Scores:
     """Compute metrics from the observations of one model.
 
     Args:
-        found: the observations of each set.
         wanted: the metrics, in the order of tables. A metric whose sets do not exist is None if it
             is reported, and omitted if not.
     """
@@ -93,7 +92,6 @@ def avg_gap(scores: Mapping[str, Any], reference: Mapping[str, Any]) -> float | 
     1.07
 
     Args:
-        scores: the scores of a model, by metric.
         reference: the scores of the retrained model; its order is the order of the sum.
     """
     gaps = [abs(scores[name] - reference[name]) for name in gap_metrics(reference)]

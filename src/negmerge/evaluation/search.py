@@ -38,13 +38,7 @@ class Evaluator(Protocol):
 
 
 class InPlace:
-    """Applies −λτ in place to a model, and restores the model.
-
-    Args:
-        model: θ.
-        tau: τ.
-        measure: returns the scores of the model; it also gets `advance`.
-    """
+    """Applies −λτ in place to a model, calls `measure`, and restores the model."""
 
     single_pass = False
 
@@ -63,10 +57,8 @@ class Curve:
     """The row of each λ, measured once.
 
     Args:
-        evaluator: measures a model.
         size: the number of samples of one measurement, for the progress.
         partial: a file that stores the rows as they are measured; its rows are not measured again.
-        advance: called with the number of finished samples.
     """
 
     def __init__(
@@ -100,7 +92,7 @@ class Curve:
         self.rows[scale] = row
         if self.partial is not None:
             write_rows(self.partial, list(self.rows.values()))
-        return self.rows[scale]
+        return row
 
     @property
     def evaluations(self) -> int:
@@ -115,14 +107,7 @@ class Curve:
 def search_scale(
     curve: Curve, search: Search, criterion: Criterion, reference: Reference = None
 ) -> list[Row]:
-    """Measure the grid, and larger λ while they may be better; return the rows.
-
-    Args:
-        curve: measures, and keeps the rows.
-        search: the λ to try.
-        criterion: decides whether larger λ are tried.
-        reference: the scores of the retrained model, if there is one.
-    """
+    """Measure the grid, and larger λ while the criterion may prefer them; return the rows."""
     scales = search.grid()
 
     def loss(scale: float) -> float | None:

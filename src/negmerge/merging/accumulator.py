@@ -8,7 +8,7 @@ at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.checkpoints.dtypes import NUMPY_TYPES
 from negmerge.checkpoints.fingerprint import fingerprint, fingerprint_of, tensor_checksum
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.checkpoints.state_dict import Model, PathLike, StateDict
@@ -32,8 +33,8 @@ from negmerge.merging.accumulator_file import (
 from negmerge.merging.first_pass import AccumulatedMean, Floats, changes_of, run_first_pass
 from negmerge.merging.inputs import SAME_AS_BASE, Buffers, Inputs
 from negmerge.merging.rule import Numbers, Rule, make_rule
-from negmerge.merging.shared_statistics import Limits, SharedStatistics
-from negmerge.merging.statistics import TOTAL
+from negmerge.merging.shared_statistics import Limits, needed_by, shared_statistics
+from negmerge.merging.statistics import TOTAL, Statistic
 from negmerge.merging.tiles import SEGMENT, visit_tiles
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Progress, Quiet
@@ -41,9 +42,6 @@ from negmerge.vectors.entry import Entry, Layout
 from negmerge.vectors.origin import Origin, versions
 from negmerge.vectors.patch import header_size
 from negmerge.vectors.task_vector import TaskVector, open_model
-
-MEMBER = "m" * 64
-"""A name as long as those of most members, to find how long a header can become."""
 
 
 class Accumulator:
@@ -80,7 +78,7 @@ class Accumulator:
         if isinstance(rules, str):
             raise OptionError(f"rules: got {rules!r}, wanted a list of names; put it in brackets")
         self._rules = _make_rules(rules if isinstance(rules, Mapping) else dict.fromkeys(rules))
-        self._statistics = SharedStatistics.of(self._rules)
+        self._statistics = shared_statistics(self._rules)
         self._base = StateDict(base, "base", copied=True) if isinstance(base, Mapping) else base
         self._buffers: Buffers = buffers
         self._workers = worker_count(workers)
@@ -96,16 +94,13 @@ class Accumulator:
             for info in inputs.merged:
                 self._dtypes[info.name] = "F64" if info.dtype == "F64" else "F32"
                 self._state[info.name] = {
-                    s: np.full(info.elements, one.start, np.int16 if one.count else np.float64)
-                    for s, one in self._statistics.by_name.items()
+                    one.name: np.full(info.elements, one.start, "i2" if one.count else "f8")
+                    for one in self._statistics
                 }
         # Members may be deleted before a state or a patch is written: both must be possible.
         state_header(self._state, self._shapes, self._metadata())
-        header_size(
-            {name: (self._dtypes[name], shape) for name, shape in self._shapes.items()},
-            self._kept,
-            [MEMBER] * 1000,
-        )
+        tensors = {name: (self._dtypes[name], shape) for name, shape in self._shapes.items()}
+        header_size(tensors, self._kept, ["m" * 64] * 1000)  # a thousand members with long names
 
     def made_for(self, rules: Mapping[str, Mapping[str, Any]], buffers: Buffers) -> bool:
         """Return whether the accumulator was made for exactly these rules and buffers."""
@@ -122,10 +117,6 @@ class Accumulator:
         The model is read twice: to check it and compute its fingerprint, then to fold it. A model
         that is refused changes nothing. After an interruption or an error while it is folded, the
         accumulator refuses to be used.
-
-        Args:
-            model: a file, a folder or a state dict.
-            progress: reports the progress.
         """
         self._check_usable()
         progress = progress or Quiet()
@@ -142,15 +133,14 @@ class Accumulator:
             self._unfinished = member.path
             for tile, (deltas,), _ in visit_tiles(inputs, changes_of, self._workers):
                 tensor, part = tile.info.name, slice(tile.start, tile.stop)
-                for s, array in self._state[tensor].items():
-                    statistic = self._statistics.by_name[s]
-                    limit = limits[s][tensor] if s in limits else 0.0
-                    array[part] = statistic.join(array[part], statistic.value_of(deltas, limit))
+                for one in self._statistics:
+                    array = self._state[tensor][one.name]
+                    limit = limits[one][tensor] if one in limits else 0.0
+                    array[part] = one.join(array[part], one.value_of(deltas, limit))
                 progress.advance(inputs.bytes_of(tensor, tile.size))
             inputs.check_unchanged()
-            self._widen(
-                info.name for info in inputs.merged if member.tensors[info.name].dtype == "F64"
-            )
+            wide = [i.name for i in inputs.merged if member.tensors[i.name].dtype == "F64"]
+            self._dtypes |= dict.fromkeys(wide, "F64")
             self.members.append({"name": member.path.name, "fingerprint": name})
             self._unfinished = None
         return True
@@ -174,10 +164,10 @@ class Accumulator:
             raise MismatchError(
                 f"accumulators: both have the member {min(twice)}; each member counts once"
             )
-        for name, statistics in self._state.items():
-            for s, array in statistics.items():
-                array[:] = self._statistics.by_name[s].join(array, other._state[name][s])
-        self._widen(name for name, dtype in other._dtypes.items() if dtype == "F64")
+        for name, state in self._state.items():
+            for one in self._statistics:
+                state[one.name][:] = one.join(state[one.name], other._state[name][one.name])
+        self._dtypes |= {name: dtype for name, dtype in other._dtypes.items() if dtype == "F64"}
         self.members += other.members
 
     def finish(
@@ -189,7 +179,6 @@ class Accumulator:
         """Return the merged task vector; more members may be added afterwards.
 
         Args:
-            rule: a rule that the accumulator serves.
             options: the options of the rule; those of the accumulator if not given.
             layout: how tensors are stored: `sparse`, `dense`, or the smaller one (`auto`).
         """
@@ -198,19 +187,17 @@ class Accumulator:
             raise OptionError("the accumulator is empty: add a member first")
         own = self._rules.get(rule) if options is None else None
         chosen = own or make_rule(rule, options)
-        if not self._statistics.serve(chosen):
+        if not needed_by(chosen).items() <= self._statistics.items():
             raise OptionError(
                 f"this accumulator cannot finish {rule!r} with these options; it was made for: "
                 f"{', '.join(self._rules)}; name this rule when you make the accumulator"
             )
         statistics, finish = chosen.parts()
-        numbers, divisor = self._numbers(chosen), chosen.divisor(self.n)
+        numbers = self._numbers(chosen)
         entries: dict[str, Entry] = {}
         for name, state in self._state.items():
-            constants = numbers.constants(name)
-            flat = np.empty(
-                prod(self._shapes[name]), np.float64 if self._dtypes[name] == "F64" else np.float32
-            )
+            _, constants, divisor = numbers.of(name)
+            flat = np.empty(prod(self._shapes[name]), NUMPY_TYPES[self._dtypes[name]])
             for start in range(0, flat.size, SEGMENT):
                 part = slice(start, start + SEGMENT)
                 values = (state[one.name][part] for one in statistics)
@@ -239,17 +226,11 @@ class Accumulator:
 
     @classmethod
     def load(cls, path: PathLike, base: Model, workers: int | None = None) -> Accumulator:
-        """Read a saved state.
-
-        Args:
-            path: a file that `save` wrote.
-            base: the model that the accumulator was made for.
-            workers: the number of threads; all cores if not given.
-        """
+        """Read a file that `save` wrote; `base` is the model that the accumulator was made for."""
         with Checkpoint(path, own=True) as file:
             saved = read_metadata(file)
             try:
-                SharedStatistics.of(_make_rules(saved["rules"]))
+                shared_statistics(_make_rules(saved["rules"]))
             except OptionError as error:
                 raise damaged(file, error) from error
             acc = cls(base, saved["rules"], saved["buffers"], workers)
@@ -284,10 +265,6 @@ class Accumulator:
             "dtypes": json.dumps(self._dtypes),
         }
 
-    def _widen(self, names: Iterable[str]) -> None:
-        """Store the results of tensors as float64."""
-        self._dtypes |= dict.fromkeys(names, "F64")
-
     def _check(self, inputs: Inputs) -> str:
         """Read the only member, check that it can be folded, and return its fingerprint."""
         member, checksums = inputs.members[0], {info.name: 0 for info in inputs.merged}
@@ -309,16 +286,18 @@ class Accumulator:
         inputs.check_unchanged()
         return fingerprint(member.tensors, {k: v % 2**64 for k, v in checksums.items()})
 
-    def _member_limits(self, inputs: Inputs, progress: Progress) -> dict[str, Mapping[str, float]]:
+    def _member_limits(
+        self, inputs: Inputs, progress: Progress
+    ) -> dict[Statistic, Mapping[str, float]]:
         """Return the limits of the only member, by statistic and tensor."""
-        found: dict[Limits, Mapping[str, float]] = {}
-        for limits in self._statistics.limits.values():
+        found: dict[Limits | None, Mapping[str, float]] = {}
+        for limits in self._statistics.values():
             if isinstance(limits, tuple):
                 found[limits] = dict.fromkeys(self._state, limits[0])
-            elif limits not in found:
+            elif limits is not None and limits not in found:
                 values = run_first_pass(limits, inputs, self._workers, progress)
                 found[limits] = {name: float(of_member[0]) for name, of_member in values.items()}
-        return {s: found[limits] for s, limits in self._statistics.limits.items()}
+        return {one: found[limits] for one, limits in self._statistics.items() if limits in found}
 
     def _numbers(self, rule: Rule) -> Numbers:
         """Return the constants of a rule, with the numbers that depend on the whole vector."""
@@ -332,7 +311,7 @@ class Accumulator:
         for name, state in self._state.items():
             statistics = [state[one.name] for one in rule.parts()[0]]
             for j, tally in enumerate(rule.tallies):
-                sums[j] += int(np.sum(tally(numbers.constants(name), *statistics)))
+                sums[j] += int(np.sum(tally(numbers.of(name)[1], *statistics)))
         return replace(numbers, sums=tuple(sums))
 
 

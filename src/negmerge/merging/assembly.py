@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.checkpoints.dtypes import NUMPY_TYPES
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.merging.memory import Budget
 from negmerge.merging.tiles import SEGMENT
@@ -47,7 +48,7 @@ class Assembly:
     ) -> None:
         self.info, self.dtype, self.budget = info, dtype, budget
         self.layout: Layout = layout
-        self.kind = np.float32 if dtype == "F32" else np.float64
+        self.kind = NUMPY_TYPES[dtype]
         self.whole: NDArray[Any] | None = None
         if in_place or budget.is_large(info.elements * np.dtype(self.kind).itemsize):
             self.whole = budget.allocate(info.elements, self.kind)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.checkpoints.fingerprint import KEYS
 from negmerge.errors import OptionError
 from negmerge.merging import loop
-from negmerge.merging.folds import STRIP, fold_for, new_buffers
+from negmerge.merging.folds import STRIP, Array, fold_for
+from negmerge.merging.inputs import Inputs
 from negmerge.merging.proof import proof_of
-from negmerge.merging.rule import Constants, Rule
-from negmerge.merging.tiles import Segment, TileReader, in_blocks
+from negmerge.merging.rule import Constants, Rule, new_memory
+from negmerge.merging.tiles import SEGMENT, Segment, TileReader
 from negmerge.support.jit import identity
 
 
@@ -25,29 +25,32 @@ class Task:
     """One segment to merge, and the arrays for its results.
 
     Args:
+        numbers: `Numbers.of` the tensor.
         checksums: one for each model; the checksums of the segment are added.
         mask: a bit for each value, in words of 64; empty if all values are written.
         out: the values that are not zero, or all values.
     """
 
     segment: Segment
-    limits: NDArray[np.float64]
-    constants: Constants
-    divisor: float
+    numbers: tuple[NDArray[np.float64], Constants, float]
     checksums: NDArray[np.uint64]
     mask: NDArray[np.uint64]
     out: NDArray[Any]
 
 
-class Computation(Protocol):
-    """Merges segments; each worker has its own."""
+class Worker:
+    """Merges segments in one thread."""
 
-    tally: NDArray[np.int64]
-    """The sums of the tallies of the rule over all merged elements."""
+    def __init__(self, inputs: Inputs, rule: Rule) -> None:
+        self.reader = TileReader(inputs)
+        self.buffer = np.empty(SEGMENT + 1)
+        """Room for the packed values of one segment."""
+        self.tally = np.zeros(len(rule.tallies), np.int64)
+        """The sums of the tallies of the rule over all merged elements."""
 
-    def segment(self, reader: TileReader, task: Task) -> int:
+    def segment(self, task: Task) -> int:
         """Merge one segment; return the number of values that are not zero, or NOT_FINITE."""
-        ...
+        raise NotImplementedError
 
 
 _LOOPS: dict[tuple[Any, ...], Callable[..., int]] = {}
@@ -71,21 +74,21 @@ def loop_for(rule: Rule, packs: bool) -> Callable[..., int]:
         return _LOOPS[parts]
 
 
-class CpuComputation:
+class CpuWorker(Worker):
     """Runs the compiled loop of `loop.py`."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.state, self.values = new_buffers(rule.parts()[0], rule.direct_fold())
+    def __init__(self, inputs: Inputs, rule: Rule) -> None:
+        super().__init__(inputs, rule)
+        self.memory = {kind: new_memory(rule, kind) for kind in (np.float32, np.float64)}
         self.loops = {packs: loop_for(rule, packs) for packs in (True, False)}
-        self.flags = np.empty(STRIP, np.uint8)
-        self.tally = np.zeros(len(rule.tallies), np.int64)
 
-    def segment(self, reader: TileReader, task: Task) -> int:
+    def segment(self, task: Task) -> int:
+        reader = self.reader
         formats, places = reader.find(task.segment.info.name)
         if formats in ({"F32"}, {"F64"}):
             raw, rows, _ = reader.rows(*formats)
             before = self.tally.copy()
-            found = self._run(task, task.segment, 0, (*places, raw, in_blocks(raw)), rows)
+            found = self._run(task, task.segment, 0, (*places, raw), rows)
             if found != loop.NOT_READ:
                 return found
             self.tally[:] = before  # the tiles that were read will be counted again
@@ -99,39 +102,21 @@ class CpuComputation:
                 break
         return nonzero
 
-    def _run(
-        self, task: Task, part: Segment, nonzero: int, files: tuple[Any, ...], rows: NDArray[Any]
-    ) -> int:
-        at = part.start - task.segment.start
-        packs = task.mask.size > 0
-        return self.loops[packs](
-            *files,
-            rows.reshape(len(rows), -1, STRIP),
-            part.start,
-            part.stop,
-            KEYS,
-            task.checksums,
-            task.limits,
-            task.constants,
-            task.divisor,
-            self.state,
-            self.values,
-            self.flags,
-            np.empty((3, STRIP), rows.dtype),
-            self.tally,
-            task.mask[at // 64 :],
-            task.out if packs else task.out[at:],
-            nonzero,
-        )
+    def _run(self, task: Task, part: Segment, nonzero: int, files: Any, rows: Array) -> int:
+        at, packs = part.start - task.segment.start, task.mask.size > 0
+        mask, out = task.mask[at // 64 :], task.out if packs else task.out[at:]
+        strips, memory = rows.reshape(len(rows), -1, STRIP), self.memory[rows.dtype.type]
+        given = (part.start, part.stop, task.checksums, task.numbers, memory, self.tally)
+        return self.loops[packs](files, strips, *given, mask, out, nonzero)
 
 
-def make_computation(device: str, rule: Rule) -> Computation:
-    """Return the computation for `cpu`, or for a torch device such as `cuda` or `cuda:1`."""
+def make_worker(device: str, inputs: Inputs, rule: Rule) -> Worker:
+    """Return a worker for `cpu`, or for a torch device such as `cuda` or `cuda:1`."""
     if device == "cpu":
-        return CpuComputation(rule)
-    from negmerge.merging.torch_computation import TorchComputation
+        return CpuWorker(inputs, rule)
+    from negmerge.merging.torch_computation import TorchWorker
 
-    return TorchComputation(rule, device)
+    return TorchWorker(inputs, rule, device)
 
 
 def check_device(device: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.merging.folds import STRIP, Array
+from negmerge.merging.folds import STRIP
 from negmerge.merging.tiles import Segment, TileReader
 from negmerge.support.jit import compiled_as_python
 
@@ -47,7 +47,7 @@ def _members(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 @compiled_as_python(_members)
-def count_dissent(rows: Array, count: int, counts: Array) -> None:
+def count_dissent(rows, count, counts):
     """Add, for each member, the number of elements where only this member disagrees."""
     n = rows.shape[0] - 1
     for i in range(count):

@@ -11,31 +11,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from negmerge.checkpoints.dtypes import FLOATS, widen
-from negmerge.checkpoints.fingerprint import fingerprint, sha256_of, tensor_checksum
+from negmerge.checkpoints.dtypes import FLOATS, OTHERS, widen
+from negmerge.checkpoints.fingerprint import fingerprint, tensor_checksum
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.checkpoints.state_dict import Model, PathLike
-from negmerge.errors import MismatchError, OptionError, ValueRangeError, quoted
+from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, quoted
 from negmerge.merging.assembly import NOTHING, Assembly, Piece
-from negmerge.merging.computation import Computation, Task, check_device, make_computation
+from negmerge.merging.computation import Task, Worker, check_device, make_worker
 from negmerge.merging.dissent import sample_dissent
 from negmerge.merging.first_pass import run_first_pass
 from negmerge.merging.folds import STRIP
-from negmerge.merging.inputs import (
-    SAME_AS_BASE,
-    Buffers,
-    Inputs,
-    check_identical,
-    refuse_overwriting,
-)
+from negmerge.merging.inputs import SAME_AS_BASE, Buffers, Inputs
 from negmerge.merging.memory import Budget
 from negmerge.merging.rule import Numbers, Rule, make_rule
-from negmerge.merging.tiles import SEGMENT, Segment, TileReader, segments
+from negmerge.merging.tiles import SEGMENT, Segment, segments
+from negmerge.support.files import file_digest, same_file
 from negmerge.support.parallel import run_in_order, worker_count
 from negmerge.support.progress import Progress, Quiet
 from negmerge.vectors.entry import Entry, Layout
@@ -109,7 +103,8 @@ def merge(
         job = Merge(inputs, chosen, layout, threads, budget, device, progress or Quiet())
         if path is None:
             return TaskVector(job.store(dict), job.origin(digest))
-        refuse_overwriting(path, inputs.models)
+        if any(same_file(path, source) for model in inputs.models for source in model.sources):
+            raise FileError(f"{path}: is also an input; name another output")
         with new_patch_file(path) as descriptor:
             _write(job, descriptor, digest)
     return TaskVector.load(path)
@@ -148,15 +143,6 @@ def _write(job: Merge, descriptor: int, digest: bool) -> None:
     job.store(write).finish(job.origin(digest))
 
 
-class Worker(NamedTuple):
-    """The memory of one thread."""
-
-    reader: TileReader
-    computation: Computation
-    buffer: NDArray[np.float64]
-    """Room for the packed values of one segment."""
-
-
 @dataclass
 class Merge:
     """One merge; `store` does the work, and `origin` may be called after it."""
@@ -186,7 +172,7 @@ class Merge:
         taken = take(self.entries())
         assert self.numbers is not None
         used = self.numbers.final_constants()
-        tallies = [worker.computation.tally for worker in self._workers]
+        tallies = [worker.tally for worker in self._workers]
         self.numbers = replace(self.numbers, sums=tuple(map(int, np.sum(tallies, axis=0))))
         return taken if self.numbers.final_constants() == used else take(self.entries())
 
@@ -236,7 +222,9 @@ class Merge:
             ],
             sampled=self.sampled,
             kept=[info.name for info in self.inputs.kept],
-            digests={m.path.name: sha256_of(m) for m in self.inputs.models if digest and m.files},
+            digests={
+                m.path.name: file_digest(*m.files) for m in self.inputs.models if digest and m.files
+            },
             versions=versions(),
         )
 
@@ -252,8 +240,7 @@ class Merge:
             yield segment, assembly
 
     def _new_worker(self) -> Worker:
-        computation = make_computation(self.device, self.rule)
-        worker = Worker(TileReader(self.inputs), computation, np.empty(SEGMENT + 1))
+        worker = make_worker(self.device, self.inputs, self.rule)
         self._workers.append(worker)
         return worker
 
@@ -261,29 +248,21 @@ class Merge:
         self, worker: Worker, work: tuple[Segment, Assembly]
     ) -> tuple[Segment, Assembly, Piece]:
         segment, assembly = work
-        name = segment.info.name
         assert self.numbers is not None
         if assembly.whole is None:
             mask = np.empty(-(-segment.size // STRIP) * STRIP // 64, np.uint64)
             out = worker.buffer.view(assembly.kind)
         else:
             mask, out = np.empty(0, np.uint64), assembly.whole[segment.start : segment.stop]
-        task = Task(
-            segment,
-            self.numbers.limits(name),
-            self.numbers.constants(name),
-            self.rule.divisor(self.n),
-            np.zeros(self.n + 1, np.uint64),
-            mask,
-            out,
-        )
-        nonzero = worker.computation.segment(worker.reader, task)
+        checksums = np.zeros(self.n + 1, np.uint64)
+        task = Task(segment, self.numbers.of(segment.info.name), checksums, mask, out)
+        nonzero = worker.segment(task)
         if nonzero < 0:
             self._raise_not_finite(segment.info)
         values = out[:nonzero].copy() if mask.size else NOTHING
         bits = mask.view(np.uint8)[: -(-segment.size // 8)]
         dissent, sampled = sample_dissent(worker.reader, segment, self.elements)
-        return segment, assembly, Piece(nonzero, bits, values, task.checksums, dissent, sampled)
+        return segment, assembly, Piece(nonzero, bits, values, checksums, dissent, sampled)
 
     # ------------------------------------------------------------------------------------- checks
 
@@ -291,7 +270,12 @@ class Merge:
         """Compute the checksums of a tensor that is not merged, for the fingerprints."""
         buffer = np.empty(1 << 20, np.uint8)
         found = [tensor_checksum(m, m.tensors[info.name], buffer) for m in self.inputs.models]
-        check_identical(self.inputs.models, info, [s == found[0] for s in found[1:]])
+        for model, own in zip(self.inputs.models, found, strict=True):
+            if own != found[0] and info.dtype in OTHERS:
+                raise MismatchError(
+                    f"{model.path} {quoted(info.name)}: {info.dtype} cannot be merged and differs "
+                    f"from the base; convert the models to {', '.join(FLOATS)} first"
+                )
         self.checksums[info.name] = np.array(found, np.uint64)
         self.progress.advance(sum(i.nbytes for i in self.inputs.infos(info.name)))
 

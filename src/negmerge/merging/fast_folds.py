@@ -13,31 +13,17 @@ nothing replaces members that do not exist.
 # numba compiles most of this module; the strict checker does not know the types of numba.
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
+from negmerge.merging import statistics as stat
 from negmerge.merging.folds import STRIP, Array, State, compiled_fold, finite
-from negmerge.merging.statistics import (
-    ACTIVE,
-    GAIN,
-    GAINS,
-    HIGH,
-    LOSS,
-    LOSSES,
-    LOW,
-    NEAREST,
-    NEGATIVE,
-    POSITIVE,
-    TOTAL,
-)
 
 
 @register_jitable
-def add_total(rows: Array, s: int, total: Array) -> None:
+def add_total(rows, s, total):
     """Write total = Σ (θₖ − θ₀), one member after the other; a row of the base adds nothing."""
     n = rows.shape[0] - 1
     base = rows[0, s]
@@ -59,7 +45,7 @@ def add_total(rows: Array, s: int, total: Array) -> None:
 
 
 @register_jitable
-def add_votes(rows: Array, s: int, positive: Array, negative: Array) -> None:
+def add_votes(rows, s, positive, negative):
     """Count the members above and below the base, compared as stored."""
     n = rows.shape[0] - 1
     base = rows[0, s]
@@ -80,7 +66,7 @@ def add_votes(rows: Array, s: int, positive: Array, negative: Array) -> None:
 
 
 @register_jitable
-def add_extent(rows: Array, s: int, edges: Array) -> bool:
+def add_extent(rows, s, edges):
     """Write the lowest and the highest member, compared as stored, to edges[0] and edges[1].
 
     Return whether all values and all differences from the base are finite, which comparisons do
@@ -122,10 +108,10 @@ def add_extent(rows: Array, s: int, edges: Array) -> bool:
 
 
 @intrinsic
-def bits_of(typing: Any, flags: Any, first: Any) -> Any:
+def bits_of(typing, flags, first):
     """Return the 64 bytes from `first` on as a word: a bit for each byte that is not zero."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
         many = ir.VectorType(ir.IntType(8), 64)
         place = builder.bitcast(builder.gep(array.data, [args[1]]), many.as_pointer())
@@ -136,19 +122,17 @@ def bits_of(typing: Any, flags: Any, first: Any) -> Any:
 
 
 @intrinsic
-def lowest_bit(typing: Any, word: Any) -> Any:
+def lowest_bit(typing, word):
     """Return the index of the lowest set bit of a 64-bit word."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), generate
 
 
-@compiled_fold(TOTAL)
-def fold_total(
-    rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array
-) -> bool:
+@compiled_fold(stat.TOTAL)
+def fold_total(rows, s, limits, state, flags, edges):
     """Compute the total."""
     add_total(rows, s, state[0])
     return finite(state[0])
@@ -180,10 +164,8 @@ def fold_unanimous(
     return all_finite
 
 
-@compiled_fold(TOTAL, POSITIVE, NEGATIVE)
-def fold_votes(
-    rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array
-) -> bool:
+@compiled_fold(stat.TOTAL, stat.POSITIVE, stat.NEGATIVE)
+def fold_votes(rows, s, limits, state, flags, edges):
     """Compute the total and the votes."""
     add_total(rows, s, state[0])
     add_votes(rows, s, state[1], state[2])
@@ -207,8 +189,8 @@ def fold_farthest(
     return all_finite
 
 
-@compiled_fold(TOTAL, POSITIVE, NEGATIVE, LOW, HIGH, NEAREST)
-def fold_all(rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array) -> bool:
+@compiled_fold(stat.TOTAL, stat.POSITIVE, stat.NEGATIVE, stat.LOW, stat.HIGH, stat.NEAREST)
+def fold_all(rows, s, limits, state, flags, edges):
     """Compute the total, the votes, the lowest, the highest and the nearest change."""
     add_total(rows, s, state[0])
     add_votes(rows, s, state[1], state[2])
@@ -226,10 +208,8 @@ def fold_all(rows: Array, s: int, limits: Array, state: State, flags: Array, edg
     return all_finite
 
 
-@compiled_fold(TOTAL, GAIN, LOSS, GAINS, LOSSES)
-def fold_trimmed(
-    rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array
-) -> bool:
+@compiled_fold(stat.TOTAL, stat.GAIN, stat.LOSS, stat.GAINS, stat.LOSSES)
+def fold_trimmed(rows, s, limits, state, flags, edges):
     """Compute the total, and sum and count by sign the changes that reach their limits."""
     total, gain, loss, gains, losses = state
     add_total(rows, s, total)
@@ -253,10 +233,8 @@ def fold_trimmed(
     return finite(total)
 
 
-@compiled_fold(TOTAL, ACTIVE)
-def fold_active(
-    rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array
-) -> bool:
+@compiled_fold(stat.TOTAL, stat.ACTIVE)
+def fold_active(rows, s, limits, state, flags, edges):
     """Compute the total, and the number of members with |τₖ| ≥ limits[0]·|τ̄ − τₖ|."""
     total, active = state
     add_total(rows, s, total)

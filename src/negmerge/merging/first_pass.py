@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.merging.inputs import Inputs
+from negmerge.merging.statistics import TOTAL
 from negmerge.merging.tiles import Segment, segments, visit_tiles
 from negmerge.support.progress import Progress
 
@@ -37,16 +38,12 @@ class FirstPass:
         """Return a number for each vector."""
         raise NotImplementedError
 
-    def groups(self, tensors: list[TensorInfo]) -> list[list[TensorInfo]]:
-        """Group tensors into those of one vector."""
-        return [tensors] if self.scope == "model" else [[info] for info in tensors]
-
     def find_all(
         self, tensors: list[TensorInfo], changes: Callable[[list[TensorInfo]], Changes]
     ) -> dict[str, Floats]:
         """Return the numbers for each tensor, by name."""
         found: dict[str, Floats] = {}
-        for group in self.groups(tensors):
+        for group in [tensors] if self.scope == "model" else [[info] for info in tensors]:
             found |= dict.fromkeys((info.name for info in group), self.find(changes(group)))
         return found
 
@@ -86,7 +83,7 @@ class Changes:
 
         def run(rows: Rows, size: int) -> Floats:
             deltas = changes_of(rows, size)
-            return mean_of(deltas)[None] if self.mean else deltas
+            return TOTAL.over(deltas, (0.0,))[None] / len(deltas) if self.mean else deltas
 
         yield from self.each(run)
 
@@ -95,14 +92,9 @@ class StoredChanges(Changes):
     """The changes of models that are read from their files."""
 
     def __init__(
-        self,
-        inputs: Inputs,
-        tensors: list[TensorInfo],
-        mean: bool,
-        workers: int,
-        progress: Progress,
+        self, inputs: Inputs, group: list[TensorInfo], mean: bool, workers: int, progress: Progress
     ) -> None:
-        super().__init__(tensors, 1 if mean else len(inputs.members), mean)
+        super().__init__(group, 1 if mean else len(inputs.members), mean)
         self._inputs, self._workers, self._progress = inputs, workers, progress
 
     def each(self, run: Callable[[Rows, int], R], work: list[Segment] | None = None) -> Iterator[R]:
@@ -130,11 +122,3 @@ def changes_of(rows: Rows, size: int) -> Floats:
     """Return the changes of all members, a row of float64 each, from rows with the base first."""
     with np.errstate(invalid="ignore", over="ignore"):
         return rows[1:, :size].astype(np.float64) - rows[0, :size]
-
-
-def mean_of(deltas: Floats) -> Floats:
-    """Return the mean of rows, which are summed one after the other."""
-    total = np.zeros(deltas.shape[1])
-    for delta in deltas:  # numpy's own sum may add in another order
-        total += delta
-    return total / len(deltas)

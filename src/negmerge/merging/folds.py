@@ -63,9 +63,7 @@ def fold_for(statistics: Statistics) -> Fold:
 
 
 @register_jitable
-def _check_changes(
-    rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array
-) -> bool:
+def _check_changes(rows, s, limits, state, flags, edges):
     """Return whether all changes are finite."""
     infinite = np.int64(0)
     for k in range(1, rows.shape[0]):
@@ -81,7 +79,7 @@ def _with_statistic(before: Fold, j: int, statistic: Statistic) -> Fold:
     part = value if statistic.limited else register_jitable(lambda delta, limit: value(delta))
 
     @register_jitable
-    def fold(rows: Array, s: int, limits: Array, state: State, flags: Array, edges: Array) -> bool:
+    def fold(rows, s, limits, state, flags, edges):
         all_finite = before(rows, s, limits, state, flags, edges)
         found = state[j]
         for i in range(STRIP):
@@ -97,7 +95,7 @@ def _with_statistic(before: Fold, j: int, statistic: Statistic) -> Fold:
 
 
 @register_jitable
-def finite(values: Array) -> bool:
+def finite(values):
     """Return whether all numbers of a strip are finite."""
     infinite = np.int64(0)
     for i in range(STRIP):
@@ -113,25 +111,6 @@ def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not isinstance(function, FunctionType):
         return function
-    return register_jitable(
-        FunctionType(
-            function.__code__,
-            function.__globals__,
-            closure=function.__closure__,
-            argdefs=function.__defaults__,
-        )
-    )
-
-
-def new_buffers(statistics: Statistics, direct_fold: Fold | None) -> tuple[State, Array]:
-    """Return arrays for the statistics of a strip and for its values, which a direct fold writes.
-
-    >>> from negmerge.merging.statistics import POSITIVE, TOTAL
-    >>> state, values = new_buffers((TOTAL, POSITIVE), None)
-    >>> [array.dtype.name for array in state]
-    ['float64', 'int32']
-    """
-    values = np.zeros(STRIP)
-    if direct_fold is not None:
-        return (values,), values
-    return tuple(np.zeros(STRIP, "i4" if one.count else "f8") for one in statistics), values
+    code, names = function.__code__, function.__globals__
+    copy = FunctionType(code, names, None, function.__defaults__, function.__closure__)
+    return register_jitable(copy)

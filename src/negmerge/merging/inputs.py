@@ -14,13 +14,12 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from negmerge.checkpoints.checkpoint import ADAPTER_REFUSED, Checkpoint
-from negmerge.checkpoints.dtypes import FLOATS, INTEGERS, SIZES
+from negmerge.checkpoints.dtypes import FLOATS, SIZES
 from negmerge.checkpoints.fingerprint import fingerprint_of
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.checkpoints.names import is_adapter, is_statistic
 from negmerge.checkpoints.state_dict import Model
-from negmerge.errors import FileError, MismatchError, NegMergeError, OptionError, quoted
-from negmerge.support.files import same_file
+from negmerge.errors import MismatchError, NegMergeError, OptionError, quoted
 from negmerge.vectors.task_vector import open_model
 
 WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
@@ -104,13 +103,6 @@ class Inputs(ExitStack):
             model.check_unchanged()
 
 
-def refuse_overwriting(out: Path, models: Sequence[Checkpoint]) -> None:
-    """Raise if an output would replace one of the inputs."""
-    for model in models:
-        if any(same_file(out, path) for path in model.sources):
-            raise FileError(f"{out}: is also an input; name another output")
-
-
 def check_fits(base: Checkpoint, model: Checkpoint, where: str) -> None:
     """Raise unless a model has the names and shapes of the base, and formats that compare."""
     missing = base.tensors.keys() - model.tensors.keys()
@@ -132,17 +124,6 @@ def check_fits(base: Checkpoint, model: Checkpoint, where: str) -> None:
                 f"{where} {quoted(name)}: dtype {other.dtype}, base has {info.dtype}; "
                 f"only {', '.join(FLOATS)} can be mixed"
             )
-
-
-def check_identical(models: Sequence[Checkpoint], info: TensorInfo, equal: Sequence[bool]) -> None:
-    """Raise if a tensor that cannot be merged is not `equal` to that of the base in all members."""
-    if info.dtype in INTEGERS or info.dtype in FLOATS or all(equal):
-        return
-    other = models[1 + list(equal).index(False)]
-    raise MismatchError(
-        f"{other.path} {quoted(info.name)}: {info.dtype} cannot be merged and differs from the "
-        f"base; convert the models to {', '.join(FLOATS)} first"
-    )
 
 
 def _names_differ(base: Checkpoint, model: Checkpoint, missing: set[str], extra: set[str]) -> str:

@@ -18,19 +18,14 @@ from numba.extending import overload, register_jitable
 from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.fingerprint import BLOCK
 from negmerge.merging.fast_folds import bits_of, lowest_bit
-from negmerge.merging.folds import STRIP, Array, Fold, State, jitable
+from negmerge.merging.folds import STRIP, Fold, State, jitable
 from negmerge.merging.rows import read_rows
 from negmerge.support.jit import Check, compiled
 
 NOT_FINITE, NOT_READ = -1, -2
 """What a loop returns instead of a count."""
-NO_FILES = (
-    np.empty(0, np.int32),
-    np.empty(0, np.int64),
-    np.empty((0, 0), np.uint8),
-    np.empty((0, 0, BLOCK // 8), np.uint64),
-)
-"""The first arguments of a loop whose rows are filled already."""
+NO_FILES = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty((0, 0), np.uint8))
+"""The first argument of a loop whose rows are filled already."""
 
 
 def element(state: State, i: int) -> tuple[Any, ...]:
@@ -46,25 +41,12 @@ def _element(state: Any, i: Any) -> Callable[..., Any]:
 
 
 @register_jitable
-def write_packed(
-    values: Array,
-    divisor: float,
-    flags: Array,
-    mask: Array,
-    out: Array,
-    at: int,
-    size: int,
-    nonzero: int,
-) -> int:
-    """Write a bit for each value, low bit first, and the values that are not zero.
-
-    The values are divided and rounded.
+def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
+    """Write a bit for each value of a strip, and the values that are not zero, divided and rounded.
 
     Args:
-        values: the finished values of a strip.
-        divisor: the divisor of the values.
         flags: not zero where a value is not zero.
-        mask: the bits, in words of 64.
+        mask: the bits, low bit first, in words of 64.
         out: the values that are not zero, one after the other.
         at: the position of the strip in its segment.
         size: the number of values of the strip that belong to the tensor.
@@ -94,16 +76,7 @@ def write_packed(
 
 
 @register_jitable
-def write_all(
-    values: Array,
-    divisor: float,
-    flags: Array,
-    mask: Array,
-    out: Array,
-    at: int,
-    size: int,
-    nonzero: int,
-) -> int:
+def write_all(values, divisor, flags, mask, out, at, size, nonzero):
     """Write all values, divided and rounded; arguments and result are those of `write_packed`."""
     place = out[at : at + size]
     if divisor == 1:
@@ -130,9 +103,7 @@ def _finish_strip(finish: Callable[..., Any] | None, packs: bool) -> Callable[..
     finish = jitable(finish)
 
     @register_jitable
-    def finish_strip(
-        constants: tuple[float, ...], state: State, values: Array, flags: Array
-    ) -> None:
+    def finish_strip(constants, state, values, flags):
         for i in range(STRIP):
             values[i] = finish(constants, *element(state, i))
         if packs:
@@ -150,13 +121,11 @@ def _count_strip(tallies: Sequence[Callable[..., Any]]) -> Callable[..., None]:
     return count
 
 
-def _with_tally(
-    before: Callable[..., None], j: int, function: Callable[..., Any]
-) -> Callable[..., None]:
+def _with_tally(before: Callable[..., Any], j: int, function: Callable[..., Any]) -> Any:
     """Return a function that calls another one and then adds tally j."""
 
     @register_jitable
-    def count(constants: tuple[float, ...], state: State, size: int, tally: Array) -> None:
+    def count(constants, state, size, tally):
         before(constants, state, size, tally)
         found = np.int64(0)
         for i in range(size):
@@ -184,47 +153,17 @@ def segment_loop(
     write = write_packed if packs else write_all
 
     @compiled(proof, error_model="numpy")
-    def loop(
-        descriptors: Array,
-        offsets: Array,
-        raw: Array,
-        words: Array,
-        rows: Array,
-        start: int,
-        stop: int,
-        keys: Array,
-        checksums: Array,
-        limits: Array,
-        constants: tuple[float, ...],
-        divisor: float,
-        state: State,
-        values: Array,
-        flags: Array,
-        edges: Array,
-        tally: Array,
-        mask: Array,
-        out: Array,
-        nonzero: int,
-    ) -> int:
+    def loop(files, rows, start, stop, checksums, numbers, memory, tally, mask, out, nonzero):
         """Merge elements start … stop of a tensor.
 
         Args:
-            descriptors: the file of each row; empty if the rows are filled already.
-            offsets: the offset of the tensor in each file.
-            raw: the rows as bytes.
-            words: the same memory as blocks of words, for the checksums.
-            rows: the same memory as strips of floats.
-            start: the first element.
-            stop: the element after the last one.
-            keys: the keys of the checksum.
+            files: the descriptor of each file, the offset of the tensor in it, and the rows as
+                bytes to read into; empty (`NO_FILES`) if the rows are filled already.
+            rows: strips of floats, in the same memory.
             checksums: one for each model; the checksums of the elements are added.
-            limits: numbers for the fold, one for each member or one for all.
-            constants: numbers for the finish and the tallies.
-            divisor: the divisor of the finished values.
-            state: working memory for the statistics of a strip.
-            values: working memory for the values of a strip.
-            flags: working memory, a byte for each value of a strip.
-            edges: working memory, three strips of the format of the rows.
+            numbers: the limits for the fold, the constants for the finish and the tallies, and the
+                divisor of the finished values.
+            memory: working memory for a strip (`rule.new_memory`).
             tally: the sums of the tallies; those of the elements are added.
             mask: a bit for each value, if the values are packed.
             out: the values.
@@ -233,11 +172,14 @@ def segment_loop(
         Returns:
             The number of values so far that are not zero, NOT_FINITE, or NOT_READ.
         """
+        descriptors, offsets, raw = files
+        limits, constants, divisor = numbers
+        state, values, flags, edges = memory
         width = rows.itemsize
         tile = rows.shape[1] * STRIP
         for begin in range(start, stop, tile):
             size = min(tile, stop - begin)
-            blocks = -(-size * width // 4096)
+            blocks = -(-size * width // BLOCK)
             if descriptors.shape[0]:
                 end = -(-size // STRIP) * STRIP * width
                 done = read_rows(descriptors, offsets, begin * width, size * width, end, raw)
@@ -245,10 +187,10 @@ def segment_loop(
                     return NOT_READ
             for s in range(-(-size // STRIP)):
                 if descriptors.shape[0]:
-                    first = s * STRIP * width // 4096
-                    last = min(blocks, first + STRIP * width // 4096)
-                    number = begin * width // 4096 + first
-                    add_checksums(words, first, last, number, keys, checksums)
+                    first = s * STRIP * width // BLOCK
+                    last = min(blocks, first + STRIP * width // BLOCK)
+                    number = begin * width // BLOCK + first
+                    add_checksums(raw, first, last, number, checksums)
                 if not fold(rows, s, limits, state, flags, edges):
                     return NOT_FINITE
                 finish_strip(constants, state, values, flags)

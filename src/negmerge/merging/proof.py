@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.checkpoints.checkpoint import aligned_buffer
-from negmerge.checkpoints.fingerprint import KEYS, checksum, padded_size
+from negmerge.checkpoints.fingerprint import checksum, padded_size
 from negmerge.errors import OptionError
 from negmerge.merging.first_pass import changes_of
-from negmerge.merging.folds import STRIP, new_buffers
+from negmerge.merging.folds import STRIP
 from negmerge.merging.loop import NO_FILES, NOT_FINITE
 from negmerge.merging.rows import temporary_file
-from negmerge.merging.rule import Numbers, Rule
-from negmerge.merging.tiles import in_blocks
+from negmerge.merging.rule import Numbers, Rule, new_memory
 from negmerge.support.jit import Check
 
 Array = NDArray[Any]
@@ -56,7 +55,7 @@ def proof_of(rule: Rule, packs: bool) -> Check:
         _plain(rule, packs, pool(np.dtype(np.float32))[:, :STRIP], np.float32, False)
 
     def proof(code: Callable[..., int], dtypes: Sequence[Any]) -> bool:
-        rows, out = pool(dtypes[4]), dtypes[18]
+        rows, out = pool(dtypes[1]), dtypes[9]
         # Where one result is not finite, no other is compared: repeat without the huge numbers.
         filled = rows[:, :4000]
         moderate = np.delete(filled, HUGE, axis=1)
@@ -73,16 +72,13 @@ def proof_of(rule: Rule, packs: bool) -> Check:
 
 def _numbers(rule: Rule) -> tuple[Array, tuple[float, ...], float]:
     """Return the limits, the constants and the divisor."""
-    numbers = Numbers(rule, N, {"": np.full(N, FOUND)})
-    return numbers.limits(""), numbers.constants(""), rule.divisor(N)
+    return Numbers(rule, N, {"": np.full(N, FOUND)} if rule.first_pass() else {}).of("")
 
 
 def _compiled(
     rule: Rule, packs: bool, code: Callable[..., int], pool: Array, kind: Any, file: int | None
 ) -> tuple[Any, ...]:
-    limits, constants, divisor = _numbers(rule)
     size = pool.shape[1]
-    state, values = new_buffers(rule.parts()[0], rule.direct_fold())
     checksums, tally = np.zeros(N + 1, np.uint64), np.zeros(len(rule.tallies), np.int64)
     mask = np.zeros(-(-size // STRIP) * STRIP // 64 if packs else 0, np.uint64)
     out = np.zeros(size + 1, kind)
@@ -90,29 +86,12 @@ def _compiled(
     rows = raw.view(pool.dtype)
     files: tuple[Array, ...] = NO_FILES
     if file is not None:
-        offsets = np.arange(N + 1) * pool[0].nbytes
-        files = np.full(N + 1, file, np.int32), offsets, raw, in_blocks(raw)
+        files = np.full(N + 1, file, np.int32), np.arange(N + 1) * pool[0].nbytes, raw
     else:
         rows[:, :size], rows[:, size:] = pool, 0
-    nonzero = code(
-        *files,
-        rows.reshape(N + 1, -1, STRIP),
-        0,
-        size,
-        KEYS,
-        checksums,
-        limits,
-        constants,
-        divisor,
-        state,
-        values,
-        np.empty(STRIP, np.uint8),
-        np.empty((3, STRIP), pool.dtype),
-        tally,
-        mask,
-        out,
-        0,
-    )
+    memory = new_memory(rule, pool.dtype)
+    given = (0, size, checksums, _numbers(rule), memory, tally, mask, out, 0)
+    nonzero = code(files, rows.reshape(N + 1, -1, STRIP), *given)
     if nonzero == NOT_FINITE:
         return (nonzero,)
     written = out[:nonzero] if packs else out[:size]
@@ -147,4 +126,4 @@ def _plain(rule: Rule, packs: bool, pool: Array, kind: Any, reads: bool) -> tupl
 def _checksum(row: Array) -> int:
     raw = np.zeros(padded_size(row.nbytes), np.uint8)
     raw[: row.nbytes] = np.ascontiguousarray(row).view(np.uint8)
-    return checksum(raw.view(np.uint64), 0, KEYS)
+    return checksum(raw.view(np.uint64), 0)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from negmerge.merging.folds import Array
 from negmerge.support.jit import compiled, compiled_as_python, equals_reference
 
 BFLOAT16, FLOAT16 = 1, 2
@@ -30,7 +29,7 @@ def _numbers(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 @compiled_as_python(_numbers)
-def widen(raw: Array, kind: int, count: int, rows: Array) -> None:
+def widen(raw, kind, count, rows):
     """Widen `count` 16-bit floats of each row of bytes to float32, exactly."""
     words, bits = raw.view(np.uint16), rows.view(np.uint32)
     for k in range(rows.shape[0]):
@@ -68,9 +67,7 @@ def temporary_file(content: bytes) -> Iterator[int | None]:
             yield file.fileno()
 
 
-def _read_rows(
-    descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
-) -> int:
+def _read_rows(descriptors, offsets, start, count, end, raw):
     """Do the same as `read_rows`, with the `pread` of Python."""
     for k, row in enumerate(raw):
         found = os.pread(descriptors[k], count, offsets[k] + start)
@@ -92,9 +89,7 @@ def _files(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 @compiled(equals_reference(_read_rows, _files))
-def read_rows(
-    descriptors: Array, offsets: Array, start: int, count: int, end: int, raw: Array
-) -> int:
+def read_rows(descriptors, offsets, start, count, end, raw):
     """Read the same bytes of every file into its row; return the number of rows that were read.
 
     Compiled code calls the `pread` of the system: a merge reads tens of thousands of pieces, and
@@ -104,9 +99,7 @@ def read_rows(
         descriptors: an open file for each row.
         offsets: the offset of the tensor in each file.
         start: the first byte of the tensor to read.
-        count: the number of bytes.
         end: each row is filled with zeros from `count` to `end`.
-        raw: the rows.
     """
     for k in range(raw.shape[0]):
         if _pread(descriptors[k], raw[k].ctypes.data, count, offsets[k] + start) != count:

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from negmerge.errors import OptionError
 from negmerge.merging.first_pass import FirstPass, Floats
-from negmerge.merging.folds import Fold, Statistics
+from negmerge.merging.folds import STRIP, Fold, State, Statistics
 from negmerge.registry import Registry
 
 Constants = tuple[float, ...]
@@ -104,20 +105,31 @@ class Numbers:
     first: Mapping[str, Floats]
     sums: tuple[int, ...] = ()
 
-    def limits(self, name: str) -> Floats:
-        """Return the limits of a tensor: one for each member, or one for all."""
-        if self.rule.first_pass_of("members"):
-            return self.first[name]
-        return np.array(self.rule.limits())
-
-    def constants(self, name: str) -> Constants:
-        """Return the constants of a tensor."""
-        mean = (float(self.first[name][0]),) if self.rule.first_pass_of("mean") else ()
-        return self.rule.constants(self.n) + mean + self.final_constants()
+    def of(self, name: str) -> tuple[Floats, Constants, float]:
+        """Return the limits of a tensor (for each member, or one for all), constants, divisor."""
+        limits, constants = np.array(self.rule.limits()), self.rule.constants(self.n)
+        if name in self.first:
+            if self.rule.first_pass_of("members"):
+                limits = self.first[name]
+            else:
+                constants += (float(self.first[name][0]),)
+        return limits, constants + self.final_constants(), self.rule.divisor(self.n)
 
     def final_constants(self) -> Constants:
         """Return the constants that depend on the sums of the tallies."""
         return self.rule.final_constants(self.sums or (0,) * len(self.rule.tallies))
+
+
+def new_memory(rule: Rule, dtype: Any) -> tuple[State, Floats, NDArray[np.uint8], NDArray[Any]]:
+    """Return the working memory of a fold: statistics, values and flags of a strip, and edges.
+
+    A direct fold writes the values themselves. `dtype` is the format of the rows, and of the edges.
+    """
+    values, edges = np.zeros(STRIP), np.zeros((3, STRIP), dtype)
+    state: State = (values,)
+    if not rule.direct_fold():
+        state = tuple(np.zeros(STRIP, "i4" if one.count else "f8") for one in rule.parts()[0])
+    return state, values, np.zeros(STRIP, np.uint8), edges
 
 
 rules: Registry[type[Rule]] = Registry("rule", "negmerge.merging.rules")

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from numba.extending import register_jitable
 
 from negmerge.errors import OptionError
+from negmerge.merging import statistics as stat
 from negmerge.merging.fast_folds import fold_farthest, fold_unanimous
 from negmerge.merging.first_pass import FirstPass
 from negmerge.merging.folds import Fold, Statistics
@@ -31,19 +32,6 @@ from negmerge.merging.rule import (
     rules,
     summary,
 )
-from negmerge.merging.statistics import (
-    ACTIVE,
-    GAIN,
-    GAINS,
-    HIGH,
-    LOSS,
-    LOSSES,
-    LOW,
-    NEAREST,
-    NEGATIVE,
-    POSITIVE,
-    TOTAL,
-)
 from negmerge.merging.thresholds import Threshold
 
 __all__ = ["Rule", "make_rule", "options_of", "rule", "rules", "summary"]
@@ -57,8 +45,8 @@ def _check_range(where: str, value: float, above: float) -> None:
 # ------------------------------------------------------------------------------------ consensus
 
 
-VOTES = (TOTAL, POSITIVE, NEGATIVE)
-SPREAD = (*VOTES, LOW, HIGH, NEAREST)
+VOTES = (stat.TOTAL, stat.POSITIVE, stat.NEGATIVE)
+SPREAD = (*VOTES, stat.LOW, stat.HIGH, stat.NEAREST)
 
 
 def _votes_needed(n: int, quorum: float, zeros: str) -> Constants:
@@ -182,7 +170,7 @@ class Uniform(Rule):
 
     paper: ClassVar[str] = "Model soups, ICML 2022; Task arithmetic, ICLR 2023"
     mostly_dense = True
-    statistics = (TOTAL,)
+    statistics = (stat.TOTAL,)
 
     def divisor(self, n: int) -> float:
         return float(n)
@@ -212,7 +200,7 @@ class Localize(Rule):
     def first_pass(self) -> FirstPass:
         return Threshold(self.density, of="mean", scope=self.scope)
 
-    statistics = (TOTAL,)
+    statistics = (stat.TOTAL,)
 
     @staticmethod
     def finish(c: Constants, total: A) -> A:
@@ -258,7 +246,7 @@ class Ties(Rule):
         elected, cancelled = sums
         return (-1.0 if cancelled and elected <= 0 else 1.0,)
 
-    statistics = (TOTAL, GAIN, LOSS, GAINS, LOSSES)
+    statistics = (stat.TOTAL, stat.GAIN, stat.LOSS, stat.GAINS, stat.LOSSES)
     tallies = (_elected, _cancelled)
 
     @staticmethod
@@ -275,7 +263,7 @@ class MagMax(Rule):
 
     paper: ClassVar[str] = "MagMax, ECCV 2024"
     mostly_dense = True
-    statistics = (LOW, HIGH)
+    statistics = (stat.LOW, stat.HIGH)
 
     def direct_fold(self) -> Fold | None:
         return fold_farthest
@@ -305,7 +293,7 @@ class Tall(Rule):
         if self.agree < 1:
             raise OptionError(f"tall option agree: got {self.agree}, wanted at least 1")
 
-    statistics = (TOTAL, ACTIVE)
+    statistics = (stat.TOTAL, stat.ACTIVE)
 
     def constants(self, n: int) -> Constants:
         return (float(n), float(self.agree))

@@ -9,8 +9,6 @@ from typing import Literal
 
 from negmerge.errors import OptionError
 
-Order = Literal["paper", "soup"]
-
 SELECTORS = {
     "single_best": "the best member at its own best λ: n × m evaluations",
     "greedy": "add members to the mean while the retain loss falls: 2n − 1 evaluations, then one λ",
@@ -30,7 +28,7 @@ class Greedy:
         scale: λ of the scored models θ − λ·mean(τ).
     """
 
-    order: Order = "paper"
+    order: Literal["paper", "soup"] = "paper"
     scale: float = 1.0
 
     def __post_init__(self) -> None:

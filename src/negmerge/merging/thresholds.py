@@ -63,7 +63,7 @@ def _bounds(changes: Changes, rank: int) -> tuple[Floats, Floats]:
     strips = changes.elements // STRIP
     every = max(1, strips // 256)
     sample = [
-        Segment(s.info, start, min(start + STRIP, s.stop), 0)
+        Segment(s.info, start, min(start + STRIP, s.stop))
         for s in segments(changes.tensors)
         for j, start in enumerate(range(s.start, s.stop, STRIP))
         if (s.strip + j) % every == 0
@@ -233,14 +233,7 @@ def _digits(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 def count_digits(
     bits: NDArray[np.uint64], prefix: np.uint64, shift: np.uint64, counts: NDArray[np.int64]
 ) -> None:
-    """Count the 16-bit digits of float64 numbers at one place.
-
-    Args:
-        bits: the bits of the numbers.
-        prefix: the higher digits of the numbers to count.
-        shift: the place of the digit, in bits.
-        counts: one for each digit, which are increased.
-    """
+    """Count the 16-bit digits, `shift` bits from the end, of float64 numbers with a `prefix`."""
     infinite = np.uint64(0x7FF0000000000000)
     for i in range(bits.shape[0]):
         if bits[i] <= infinite and (shift == 48 or bits[i] >> (shift + np.uint64(16)) == prefix):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from negmerge.checkpoints.checkpoint import aligned_buffer
 from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.dtypes import FLOATS, Bytes, narrow, widen
-from negmerge.checkpoints.fingerprint import BLOCK, KEYS, checksum, padded_size
+from negmerge.checkpoints.fingerprint import BLOCK, checksum, padded_size
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.merging.folds import STRIP
 from negmerge.merging.inputs import Inputs
@@ -40,7 +40,7 @@ class Segment:
     info: TensorInfo
     start: int
     stop: int
-    strip: int
+    strip: int = 0
 
     @property
     def size(self) -> int:
@@ -86,10 +86,8 @@ class TileReader:
 
     def tiles(self, segment: Segment) -> Iterator[Segment]:
         """Cut a segment into tiles."""
-        strip = segment.strip
         for start in range(segment.start, segment.stop, self.tile):
-            yield Segment(segment.info, start, min(start + self.tile, segment.stop), strip)
-            strip += self.tile // STRIP
+            yield Segment(segment.info, start, min(start + self.tile, segment.stop))
 
     def find(self, name: str) -> tuple[set[str], Places]:
         """Return the formats of a tensor in the models, and its places in their files.
@@ -141,7 +139,7 @@ class TileReader:
             model.read_into(info, start * size, row[: count * size])
             row[count * size : end] = 0
         blocks = padded_size(count * size) // BLOCK
-        add_checksums(in_blocks(raw), 0, blocks, start * size // BLOCK, KEYS, checksums)
+        add_checksums(raw, 0, blocks, start * size // BLOCK, checksums)
         if kind:
             widen_rows(raw, kind, whole, rows)
         return rows
@@ -157,7 +155,7 @@ class TileReader:
             buffer = np.zeros(padded_size(count * size), np.uint8)
             model.read_into(info, start * size, buffer[: count * size])
             # Sums of arrays wrap around without a warning; sums of single numbers warn.
-            found = checksum(buffer.view(np.uint64), start * size // BLOCK, KEYS)
+            found = checksum(buffer.view(np.uint64), start * size // BLOCK)
             checksums[k : k + 1] += np.array([found], np.uint64)
             values = widen(buffer[: count * size], info.dtype)
             if k == 0:
@@ -180,10 +178,8 @@ def visit_tiles(
     """Call a function with the rows of every tile, and yield the results in order.
 
     Args:
-        inputs: the models.
         run: gets the rows, which may be longer than the tile, and the number of elements; several
             threads call it.
-        workers: the number of threads.
         work: the segments to read; all merged tensors if not given.
 
     Yields:
@@ -201,8 +197,3 @@ def visit_tiles(
     chosen = segments(inputs.merged) if work is None else work
     for results in run_in_order(chosen, visit, lambda: TileReader(inputs), workers):
         yield from results
-
-
-def in_blocks(raw: Bytes) -> NDArray[np.uint64]:
-    """View rows of bytes as the words of their blocks."""
-    return raw.view(np.uint64).reshape(len(raw), -1, BLOCK // 8)

@@ -10,24 +10,24 @@ import numpy as np
 import torch
 
 from negmerge.merging import loop
-from negmerge.merging.computation import Task
+from negmerge.merging.computation import Task, Worker
+from negmerge.merging.inputs import Inputs
 from negmerge.merging.rule import Rule
-from negmerge.merging.tiles import TileReader
 
 
-class TorchComputation:
+class TorchWorker(Worker):
     """Folds and finishes tiles on a torch device."""
 
-    def __init__(self, rule: Rule, device: str) -> None:
+    def __init__(self, inputs: Inputs, rule: Rule, device: str) -> None:
+        super().__init__(inputs, rule)
         self.statistics, self.finish = rule.parts()
-        self.device = "cpu" if device == "torch-cpu" else device
-        self.tallies, self.tally = rule.tallies, np.zeros(len(rule.tallies), np.int64)
+        self.tallies, self.device = rule.tallies, "cpu" if device == "torch-cpu" else device
 
-    def segment(self, reader: TileReader, task: Task) -> int:
+    def segment(self, task: Task) -> int:
         nonzero = 0
-        for part in reader.tiles(task.segment):
+        for part in self.reader.tiles(task.segment):
             size = part.size
-            rows = reader.read(part.info.name, part.start, size, task.checksums)[:, :size]
+            rows = self.reader.read(part.info.name, part.start, size, task.checksums)[:, :size]
             values = self._values(rows, task)
             if values is None:
                 return loop.NOT_FINITE
@@ -44,14 +44,15 @@ class TorchComputation:
 
     def _values(self, rows: np.ndarray[Any, Any], task: Task) -> np.ndarray[Any, Any] | None:
         on_device = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device).double()
-        limits = torch.from_numpy(task.limits).to(self.device)
+        limits, constants, divisor = task.numbers
+        limits = torch.from_numpy(limits).to(self.device)
         deltas = on_device[1:] - on_device[0]
         # Counts too: torch computes an integer tensor times a Python float in float32.
         state = [statistic.over(deltas, limits).double() for statistic in self.statistics]
         for j, tally in enumerate(self.tallies):
-            self.tally[j] += int(tally(task.constants, *state).sum())
+            self.tally[j] += int(tally(constants, *state).sum())
         kind = torch.float32 if task.out.dtype == np.float32 else torch.float64
-        values = (self.finish(task.constants, *state) / task.divisor).to(kind)
+        values = (self.finish(constants, *state) / divisor).to(kind)
         if not bool(values.isfinite().all()) or not bool(deltas.isfinite().all()):
             return None
         return (values + 0.0).cpu().numpy()

@@ -24,7 +24,6 @@ def boundary_expand(task: Task, *, keep_extra: bool = True) -> Trained:
     """Learn the forget set as an additional class, whose output is kept when the model is scored.
 
     Args:
-        task: the model, the data and the settings.
         keep_extra: keep the additional output, as the published code does: a sample for which it
             is the largest counts as wrong, whatever the other outputs are. False: remove it at the
             end, so that the model has the outputs of the original. This is the default for the

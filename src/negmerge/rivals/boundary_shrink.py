@@ -26,7 +26,6 @@ def boundary_shrink(task: Task, *, bound: Positive = 0.1, pixels: bool = True) -
     """Learn the forget set with the labels that the original gives to perturbed inputs.
 
     Args:
-        task: the model, the data and the settings.
         bound: the size of the perturbation; if it crosses no boundary, the true label stays.
         pixels: whether inputs are pixels in [0, 1]; perturbed inputs then are pixels too.
     """

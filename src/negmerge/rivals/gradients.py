@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from negmerge.support.progress import Advance
 from negmerge.training.feeds import Feed, Indices
 from negmerge.training.loop import deterministic
 from negmerge.training.outputs import logits_of
@@ -32,12 +31,11 @@ def loss_gradient(model: nn.Module, feed: Feed, picked: Indices) -> Tensor:
 
 
 def total_gradient(
-    model: nn.Module,
-    feed: Feed,
-    batch: int,
-    advance: Callable[[int], None] = lambda count: None,
+    model: nn.Module, feed: Feed, batch: int, advance: Advance = lambda count: None
 ) -> Tensor:
     """The gradient of the summed cross-entropy of a whole feed, with the model in evaluation mode.
+
+    `batch`, the number of samples per step, changes only the rounding of the result.
 
     >>> from torch.utils.data import TensorDataset
     >>> from negmerge.training.feeds import DatasetFeed
@@ -46,12 +44,6 @@ def total_gradient(
     >>> _ = nn.init.zeros_(model.weight)
     >>> total_gradient(model, feed, batch=4)
     tensor([-3.,  3.])
-
-    Args:
-        model: the model.
-        feed: the samples.
-        batch: the number of samples per step; it changes only the rounding of the result.
-        advance: called with the number of samples after each step.
     """
     model.eval()
     total = torch.zeros(())

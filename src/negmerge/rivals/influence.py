@@ -32,7 +32,6 @@ def influence(task: Task, *, alpha: Positive = 0.2) -> Trained:
     """Subtract the forget set's influence by a second-order step.
 
     Args:
-        task: the model, the data and the settings.
         alpha: the length of the step.
     """
     begun = time.monotonic()

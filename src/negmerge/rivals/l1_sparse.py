@@ -26,7 +26,6 @@ def l1_sparse(
     """Train on the retain set with an ℓ1 penalty on all weights, which decreases to zero.
 
     Args:
-        task: the model, the data and the settings.
         alpha: the factor of ‖θ‖₁ in the first epoch.
         no_l1_epochs: the number of epochs without penalty at the end.
     """

@@ -24,7 +24,6 @@ def random_label(task: Task, *, use_retain: bool = True, mixed: bool = False) ->
     """Each epoch, learn the forget set with random labels, then the retain set.
 
     Args:
-        task: the model, the data and the settings.
         use_retain: whether to train on the retain set too.
         mixed: shuffle both sets together instead of one after the other, as the published code does
             for CIFAR-100 and Tiny ImageNet.

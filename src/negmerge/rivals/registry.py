@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from negmerge.errors import OptionError, printable
 from negmerge.registry import Registry
+from negmerge.support.progress import Advance
 from negmerge.training.feeds import Feed, TrainingSet
 from negmerge.training.hyperparameters import HyperParameters, Strict
 from negmerge.training.loop import Objective, Trained, train
@@ -38,8 +39,6 @@ class Task:
     Args:
         model: the model, which is changed in place.
         feeds: the sets that the rival uses, by name.
-        settings: the hyper-parameters.
-        seed: the seed of all random numbers.
         state: the file that keeps a training in progress.
         save_every: the least seconds between two saves of the state; see `StateSaver`.
         advance: called with the number of samples after each batch.
@@ -52,7 +51,7 @@ class Task:
     seed: int
     state: Path | None = None
     save_every: float = 15.0
-    advance: Callable[[int], None] = lambda count: None
+    advance: Advance = lambda count: None
     loss: Objective | None = None
 
     def train(
@@ -64,7 +63,6 @@ class Task:
         """Train the model by the training loop.
 
         Args:
-            feed: the samples.
             objective: the loss, if it is not that of the original.
             mask: by name, the elements that may change.
         """
@@ -119,9 +117,7 @@ class Rival:
     """A method of the literature.
 
     Args:
-        function: changes the model of a task.
         splits: the data that it uses.
-        paper: its publication.
         settings: the published hyper-parameters.
         search: the ranges of the options that are tuned.
         accepts: the hyper-parameters that have an effect.
@@ -189,7 +185,6 @@ class Rival:
         """Return the complete and validated hyper-parameters and options.
 
         Args:
-            given: hyper-parameters and options, by name.
             settings: hyper-parameters in place of the published ones.
         """
         unknown = sorted(set(given) - {*self.defaults, *self.accepts})
@@ -220,12 +215,7 @@ rivals: Registry[Rival] = Registry("rival", "negmerge.rivals")
 
 
 def rival(*values: Any, **fields: Any) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function as a rival.
-
-    Args:
-        values: the fields of `Rival` after the function, in their order.
-        fields: the fields of `Rival`, by name.
-    """
+    """Return a decorator that registers a function as a rival, with the other fields of `Rival`."""
 
     def register(function: Function) -> Function:
         rivals.register(function.__name__, Rival(function, *values, **fields))

@@ -35,7 +35,6 @@ def salun(
     """Learn random labels, changing only the weights with the largest gradient on the forget set.
 
     Args:
-        task: the model, the data and the settings.
         keep: the share of weights that may change; the others keep their bits.
         use_retain: as in `random_label`.
         mixed: as in `random_label`.
@@ -53,7 +52,6 @@ def largest(model: nn.Module, saliency: Tensor, keep: float) -> dict[str, Tensor
     """Return masks of the elements with the largest saliency, by name of the weight.
 
     Args:
-        model: the model.
         saliency: one value for each trainable element.
         keep: the share of all elements that the masks contain.
     """

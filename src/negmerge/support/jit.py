@@ -59,8 +59,7 @@ def _randomise_symbols() -> None:
 
 
 _randomise_symbols()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_randomise_symbols)
+os.register_at_fork(after_in_child=_randomise_symbols)
 
 
 def compiled(proof: Check, **options: Any) -> Callable[[Function], Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from negmerge.checkpoints.checkpoint import Checkpoint, aligned_buffer
 from negmerge.checkpoints.dtypes import FLOATS, SIZES, Bytes, narrow, widen
-from negmerge.checkpoints.fingerprint import BLOCK, KEYS, checksum, fingerprint, padded_size
+from negmerge.checkpoints.fingerprint import BLOCK, checksum, fingerprint, padded_size
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.checkpoints.names import is_variance
 from negmerge.errors import MismatchError, ValueRangeError, quoted
@@ -35,14 +35,7 @@ _BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 @dataclass(frozen=True)
 class Range:
-    """A range of one tensor.
-
-    Args:
-        info: the tensor.
-        start: the first element.
-        stop: the element after the last one.
-        first: the number of stored values of a sparse entry before the range.
-    """
+    """A range of one tensor; a sparse entry has `first` stored values before it."""
 
     info: TensorInfo
     start: int
@@ -85,12 +78,8 @@ class Addition:
             put(part.info.name, part.start * SIZES[dtype], raw)
             return part, total, changed, clamped
 
-        def buffer() -> Bytes:
-            return aligned_buffer(RANGE * 8)
-
-        for part, total, changed, clamped in run_in_order(
-            self._ranges(), run, buffer, self.workers
-        ):
+        done = run_in_order(self._ranges(), run, lambda: aligned_buffer(RANGE * 8), self.workers)
+        for part, total, changed, clamped in done:
             name = part.info.name
             sums[name] = (sums[name] + total) % 2**64
             changes[name] += changed
@@ -105,8 +94,7 @@ class Addition:
             )
         self.changed = changes.total()
         for name, entry in self.tau.entries.items():
-            lost = entry.nonzero - changes[name] if self.tau.scale else 0
-            if lost:
+            if self.tau.scale and (lost := entry.nonzero - changes[name]):
                 self.lost[formats[name]] = self.lost.get(formats[name], 0) + lost
 
     def _ranges(self) -> Iterator[Range]:
@@ -124,13 +112,13 @@ class Addition:
         count = (part.stop - part.start) * size
         self.model.read_into(part.info, part.start * size, buffer[:count])
         buffer[count : padded_size(count)] = 0
-        words, number = buffer[: padded_size(count)].view(np.uint64), part.start * size // BLOCK
+        blocks, number = buffer[: padded_size(count)], part.start * size // BLOCK
         if not self.compiled:
-            return buffer[:count], checksum(words, number, KEYS)
+            return buffer[:count], checksum(blocks.view(np.uint64), number)
         from negmerge.checkpoints.checksum import add_checksums
 
-        total, blocks = np.zeros(1, np.uint64), words.reshape(1, -1, BLOCK // 8)
-        add_checksums(blocks, 0, blocks.shape[1], number, KEYS, total)
+        total = np.zeros(1, np.uint64)
+        add_checksums(blocks[None], 0, blocks.size // BLOCK, number, total)
         return buffer[:count], int(total[0])
 
     def _add(self, part: Range, raw: Bytes, dtype: str) -> tuple[Bytes, int, int]:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, overload
@@ -38,7 +38,6 @@ class Applied:
     """The result of `apply` with an output.
 
     Args:
-        out: the file or folder.
         nbytes: the size of all tensors.
         nonzero: the number of nonzero elements of the task vector.
         changed: how many of these elements differ in the output from the base in the same format.
@@ -48,10 +47,10 @@ class Applied:
 
     out: Path
     nbytes: int
-    nonzero: int = 0
-    changed: int = 0
-    clamped: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
+    nonzero: int
+    changed: int
+    clamped: int
+    lost: dict[str, int]
 
 
 @overload

@@ -18,7 +18,7 @@ Singles = NDArray[np.float32]
 
 
 @register_jitable
-def differ(one: Any, two: Any) -> bool:
+def differ(one, two):
     """Whether two numbers have different bits."""
     return one != two or copysign(1.0, one) != copysign(1.0, two)
 
@@ -43,16 +43,13 @@ def _values(count: int) -> Singles:
 
 
 @compiled_as_python(_sparse)
-def add_sparse(
-    base: Singles, bits: NDArray[np.uint8], values: Singles, scale: float
-) -> tuple[Any, Any]:
+def add_sparse(base, bits, values, scale):
     """Add scale · values in place where bits are set, in float64, rounded once.
 
     Returns:
         The number of changed numbers, and whether all sums are finite.
     """
-    changed, at = 0, 0
-    finite = True
+    changed, at, finite = 0, 0, True
     for j in range(bits.shape[0]):
         byte = bits[j]
         if byte:
@@ -75,10 +72,9 @@ def _dense(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 @compiled_as_python(_dense)
-def add_dense(base: Singles, values: Singles, scale: float) -> tuple[Any, Any]:
+def add_dense(base, values, scale):
     """Add scale · values in place where values are not zero; returns what `add_sparse` returns."""
-    changed = 0
-    finite = True
+    changed, finite = 0, True
     for i in range(base.shape[0]):
         old = base[i]
         new = np.float32(np.float64(old) + scale * np.float64(values[i]))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from negmerge.checkpoints.checkpoint import Checkpoint
-from negmerge.checkpoints.state_dict import Model, StateDict
+from negmerge.checkpoints.state_dict import PathLike
 from negmerge.support.terminal import escape_markup
 from negmerge.vectors.patch import FORMAT
 from negmerge.vectors.task_vector import TaskVector
@@ -18,23 +18,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def inspect(source: Model | TaskVector) -> dict[str, Any]:
-    """Describe a patch, a task vector or a checkpoint as plain data.
-
-    >>> import numpy as np
-    >>> inspect({"w": np.zeros((2, 3), np.float32)})["formats"]
-    {'F32': 6}
-
-    Args:
-        source: a file, a folder, a state dict or a TaskVector.
-    """
-    if isinstance(source, TaskVector):
-        return describe_patch(source)
-    if isinstance(source, Mapping):
-        return describe_checkpoint(StateDict(source, "model"))
-    with Checkpoint(source, own=True) as file:
+def inspect(path: PathLike) -> dict[str, Any]:
+    """Describe a patch or a checkpoint as plain data."""
+    with Checkpoint(path, own=True) as file:
         if file.metadata.get("format") == FORMAT:
-            return describe_patch(TaskVector.load(source))
+            return describe_patch(TaskVector.load(path))
         return describe_checkpoint(file)
 
 
@@ -73,7 +61,13 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
 
 
 def describe_checkpoint(model: Checkpoint) -> dict[str, Any]:
-    """The content of a checkpoint as plain data, from the headers of its files."""
+    """The content of a checkpoint as plain data, from the headers of its files.
+
+    >>> import numpy as np
+    >>> from negmerge.checkpoints.state_dict import StateDict
+    >>> describe_checkpoint(StateDict({"w": np.zeros((2, 3), np.float32)}, "model"))["formats"]
+    {'F32': 6}
+    """
     formats: Counter[str] = Counter()
     for info in model.tensors.values():
         formats[info.dtype] += info.elements

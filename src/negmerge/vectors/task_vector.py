@@ -29,9 +29,6 @@ class Sparsity:
     """The share of zeros in a group of tensors.
 
     Args:
-        elements: the number of elements.
-        nonzero: the number of elements that are not zero.
-        tensors: the number of tensors.
         element_weighted: the share of zeros among all elements, 0 to 1.
         tensor_mean: the mean of the shares of the single tensors, 0 to 1.
     """
@@ -59,8 +56,6 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     array([ 2.,  0., -4.,  6.], dtype=float32)
 
     Args:
-        entries: the tensors.
-        origin: the rule, the members and the base.
         scale: the factor of all values.
     """
 
@@ -79,11 +74,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
 
     @classmethod
     def load(cls, path: PathLike) -> TaskVector:
-        """Open a patch file; each tensor is read when it is needed.
-
-        Args:
-            path: a file written by `negmerge merge`, `nm.merge` or `save`.
-        """
+        """Open a file of `negmerge merge`, `nm.merge` or `save`; tensors are read when needed."""
         vector = cls(*read_patch(path))
         vector.path = Path(path)
         return vector
@@ -92,7 +83,6 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         """Write a patch file; the scale becomes part of the values.
 
         Args:
-            path: the file.
             layout: `sparse`, `dense`, or for each tensor the smaller of the two (`auto`).
         """
         tensors = {name: (e.dtype, e.shape) for name, e in self.entries.items()}

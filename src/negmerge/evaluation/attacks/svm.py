@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from negmerge.errors import ValueRangeError
 
 Array = NDArray[np.float64]
+Confidence = NDArray[np.floating[Any]]
+"""The probability of the true class of each image."""
 
 C = 3.0
 GOAL = 1e-5  # the solver stops at this error of the decision values
@@ -31,11 +33,7 @@ BLOCK = 512  # the number of rows of a QR decomposition that fits into the cache
 TAYLOR = np.sqrt([2.0**k / math.factorial(k) for k in range(18)])
 
 
-def mia_efficacy(
-    retain: NDArray[np.floating[Any]],
-    test: NDArray[np.floating[Any]],
-    forget: NDArray[np.floating[Any]],
-) -> float:
+def mia_efficacy(retain: Confidence, test: Confidence, forget: Confidence) -> float:
     """Return the percentage of the forget set that the attack classifies as never trained on.
 
     >>> retain, test = np.array([0.99, 0.98, 1.0, 0.97]), np.array([0.3, 0.6, 0.2, 0.5])
@@ -43,10 +41,9 @@ def mia_efficacy(
     75.0
 
     Args:
-        retain: the probability of the true class of every retained image, in the order of the data
-            set; the first len(test) of them, or all if there are fewer, are the members.
-        test: the same of every test image: the non-members.
-        forget: the same of every image to be forgotten.
+        retain: in the order of the data set; the first len(test) of them, or all if there are
+            fewer, are the members.
+        test: the non-members.
     """
     members = _checked("retain", retain)[: len(test)]
     attack = fit(members, _checked("test", test))
@@ -72,7 +69,7 @@ class Attack:
     intercept: float
     error: float
 
-    def decision(self, confidence: NDArray[np.floating[Any]]) -> Array:
+    def decision(self, confidence: Confidence) -> Array:
         """Return the signed distance to the boundary in units of the margin.
 
         >>> fit(np.array([1.0]), np.array([0.0])).decision(np.array([0.0, 0.5, 1.0])).round(3) + 0.0
@@ -80,7 +77,7 @@ class Attack:
         """
         return _features(_checked("confidence", confidence)) @ self.weights + self.intercept
 
-    def predict_member(self, confidence: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    def predict_member(self, confidence: Confidence) -> NDArray[np.bool_]:
         """Return whether each image is classified as a member; ties are members, as in libsvm.
 
         >>> fit(np.array([0.5]), np.array([0.5])).predict_member(np.array([0.1]))
@@ -89,7 +86,7 @@ class Attack:
         return self.decision(confidence) >= 0
 
 
-def fit(members: NDArray[np.floating[Any]], non_members: NDArray[np.floating[Any]]) -> Attack:
+def fit(members: Confidence, non_members: Confidence) -> Attack:
     """Train the attack on the probabilities of the true class of seen and of unseen images.
 
     >>> fit(np.array([0.9, 1.0]), np.array([0.1, 0.2])).error < 1e-4
@@ -109,7 +106,7 @@ def _threads() -> Any:
     return ThreadpoolController()
 
 
-def _checked(name: str, confidence: NDArray[np.floating[Any]]) -> Array:
+def _checked(name: str, confidence: Confidence) -> Array:
     values = np.asarray(confidence, dtype=np.float64)
     if values.ndim != 1:
         raise ValueRangeError(f"{name}: got shape {values.shape}, wanted one number per image")

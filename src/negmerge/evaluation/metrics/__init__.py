@@ -171,7 +171,6 @@ def metric_of(name: str, forgotten: bool = False) -> Metric:
     ('accuracy on the forget set, %', 'squared error')
 
     Args:
-        name: the name of the metric.
         forgotten: for a name that is not registered, whether lower values are better.
     """
     if name in metrics:

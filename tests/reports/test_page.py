@@ -423,6 +423,16 @@ def test_came_nearest_is_said_only_where_the_intervals_tell_methods_apart(finish
     )
 
 
+@pytest.mark.parametrize(("half", "doubt"), [(4.9, False), (5.1, True)])
+def test_a_model_that_may_have_forgotten_nothing_is_said_to(finished: Path, half, doubt):
+    scores = scores_of(finished)
+    first = scores["methods"][0]
+    first["acc_forget"] = scores["original"]["acc_forget"] - 5.0
+    first["intervals"]["acc_forget"] = [first["acc_forget"] - half, first["acc_forget"] + half]
+    told = summary.changes(material(finished, scores))
+    assert ("This run does not show that the model forgot" in told) == doubt
+
+
 def test_the_interval_of_the_gap_is_that_of_its_metrics(finished: Path):
     """It was computed by hand; a metric that is not part of the gap changes nothing."""
     scores = scores_of(finished)

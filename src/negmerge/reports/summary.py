@@ -56,10 +56,22 @@ def metric_rows(page: PageData) -> list[list[Cell]]:
 
 
 def changes(page: PageData) -> str:
-    """How the forget metric and the retain metric changed, in one sentence."""
+    """How the forget metric and the retain metric changed, and whether the model forgot at all."""
     both = [m for m in (page.forget, page.retain) if page.result.first.value(m.name) is not None]
     text = "; ".join(_change(metric, page) for metric in both)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{text[:1].upper()}{text[1:]}.{_doubt(page)}" if text else ""
+
+
+def _doubt(page: PageData) -> str:
+    """A sentence if the forget metric of the unlearned model may be that of the original."""
+    first, before = page.result.first, page.result.original.value(page.forget.name)
+    low, high = first.intervals.get(page.forget.name, (0.0, 0.0))
+    if before is None or first.added or not low <= before <= high:
+        return ""
+    return (
+        f" This run does not show that the model forgot: the {page.forget.label} of the original "
+        "lies in the 95 % interval of the unlearned model."
+    )
 
 
 def _change(metric: Metric, page: PageData) -> str:

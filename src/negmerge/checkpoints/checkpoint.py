@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -252,4 +252,5 @@ def _raise_open_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        with suppress(ValueError):  # macOS allows fewer than its hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

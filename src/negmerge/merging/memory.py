@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import FileError, OptionError
+from negmerge.support.files import write_fully
 
 TILES = 6 << 20
 """The memory for the rows of one worker; it does not grow with the pool."""
@@ -19,6 +20,10 @@ AROUND = 12 << 20
 LARGE = 256 << 20
 """A larger result of one tensor is stored on disk, even if no limit was given."""
 
+ZEROS = 1 << 20
+"""The bytes that are written at once where the system cannot reserve space on a disk."""
+STATUS = Path("/proc/self/status")
+"""Where Linux reports the memory of this process."""
 SLAB = 64 << 20
 """Results that stay in memory are parts of arrays of this size, for which the system uses huge
 pages. In arrays of a few megabytes each, small pages at their ends take a tenth of the time."""
@@ -74,7 +79,7 @@ class Budget:
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 # If the space is not reserved, a full disk kills a process that maps the file.
-                os.posix_fallocate(file.fileno(), 0, nbytes)
+                _reserve(file.fileno(), nbytes)
                 return np.memmap(file, dtype, "r+", shape=(count,))
         except OSError as error:
             raise FileError(
@@ -83,9 +88,17 @@ class Budget:
             ) from error
 
 
+def _reserve(descriptor: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return
+    for start in range(0, nbytes, ZEROS):  # macOS
+        write_fully(descriptor, bytes(min(ZEROS, nbytes - start)))
+
+
 def anonymous_memory() -> int:
     """Return the bytes of memory of this process that no file backs."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in STATUS.read_text().splitlines() if STATUS.exists() else ():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise OptionError(

@@ -264,7 +264,8 @@ def preallocate(descriptor: int, nbytes: int) -> None:
     filled with zeros.
     """
     keep_size = 1  # FALLOC_FL_KEEP_SIZE
-    _LIBC.fallocate(descriptor, keep_size, ctypes.c_int64(0), ctypes.c_int64(nbytes))
+    if hasattr(_LIBC, "fallocate"):  # Linux
+        _LIBC.fallocate(descriptor, keep_size, ctypes.c_int64(0), ctypes.c_int64(nbytes))
 
 
 def write_file(path: Path, data: bytes) -> None:

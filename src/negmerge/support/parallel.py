@@ -54,7 +54,8 @@ def run_in_order(
 def worker_count(wanted: int | None) -> int:
     """The requested number of workers, or by default one per core that this process may use."""
     if wanted is None:
-        return len(os.sched_getaffinity(0))
+        on_linux = hasattr(os, "sched_getaffinity")
+        return len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
     if not 1 <= wanted <= MAX_WORKERS:
         raise OptionError(f"workers {wanted}: wanted 1 to {MAX_WORKERS}")
     return wanted

@@ -590,6 +590,7 @@ def _others(folder: Path) -> list[Target]:
     class Ready:
         def __init__(self, path: Path) -> None:
             self.embeddings = path
+            self.config = {"model_cfg": {"embed_dim": 3}}
 
     def converted(path: Path) -> None:
         out = folder / "converted.safetensors"

@@ -425,7 +425,10 @@ WEIGHTS, HEADS = "open_clip_model.safetensors", "class_embeddings.safetensors"
         (config_with([], "model_cfg"), "model_cfg: input should be a valid dictionary"),
         (tensors_with(WEIGHTS, "visual.proj", lambda t: t * torch.nan), "are not finite"),
         (tensors_with(HEADS, "mnist", lambda t: t * torch.nan), "are not finite"),
-        (tensors_with(HEADS, "mnist", lambda t: t[:, 1:]), "has 15 features, the image encoder"),
+        (
+            tensors_with(HEADS, "mnist", lambda t: t[:, 1:]),
+            "got shape (5, 15), wanted one row of 16",
+        ),
         (tensors_with(HEADS, "mnist", lambda t: t, classes="[1, 2]"), "metadata `classes` is"),
         (tensors_with(HEADS, "mnist", lambda t: t, classes="{"), "metadata `classes` is"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"no"), "open_clip_model.safetensors"),

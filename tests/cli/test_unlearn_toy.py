@@ -128,7 +128,7 @@ def test_a_plug_in_that_changed_is_not_served_from_what_the_old_one_did(tmp_path
     text = Path(TOY).read_text()
     plugin.write_text(text)
     command = ["unlearn", "recipe.yaml", "--out", "run", "--plugin", str(plugin)]
-    command += ["--set", "methods=[consensus, uniform]", "--set", "workers=2"]
+    command += ["--set", "methods=[consensus, uniform]"]
     negmerge(tmp_path, *command)
     before = json.loads((tmp_path / "run" / "scores.json").read_text())
     changed = text.replace("mean = float(errors.mean())", "mean = 1000 + float(errors.mean())")

@@ -35,7 +35,6 @@ ALLOWED = {
     ("vectors/apply.py", "os.open"): "opens what is written",
     ("vision/cache.py", "os.open"): "a lock",
     ("vision/cache.py", "path.open"): "opens what is written",
-    ("vision/originals.py", "(folder / 'encoded.npy').open"): "opens what is written",
     ("vision/parquet.py", "files.open"): "ranges of files on the Hub",
     ("vision/parquet.py", "os.fdopen"): "of `open_regular`",
     ("vision/places.py", "os.open"): "a folder, to list it",
@@ -43,7 +42,7 @@ ALLOWED = {
     ("vision/decode.py", "Image.open"): "bytes that `read_bytes` gave",
     ("vision/decode.py", "fsspec.open"): "pictures on the Hub",
     ("merging/memory.py", "np.memmap"): "memory on disk, made there",
-    ("merging/memory.py", "Path('/proc/self/status').read_text"): "the system's own",
+    ("merging/memory.py", "STATUS.read_text"): "the system's own",
     ("support/jit.py", "Path(path).read_bytes"): "the source of a rule",
     (
         "support/jit.py",

@@ -110,10 +110,13 @@ class DatasetFeed:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def test_batch(self, picked: Indices) -> Batch:
-        return self.train_batch(picked, 0, Augmentation())
-
     def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Batch:
+        return self._batch(picked, seed)
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self._batch(picked, 0)
+
+    def _batch(self, picked: Indices, seed: int) -> Batch:
         samples: list[tuple[Any, int]] = []
         with fork_all_random_states():
             for index in map(int, self.indices[picked]):

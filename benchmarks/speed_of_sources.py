@@ -3,8 +3,9 @@
     python benchmarks/speed_of_sources.py OLD NEW    # folders that contain the package `negmerge`
 
 Each round starts a process with one of the two sources, which merges, applies and trains through
-the public API only. Prints the median time of each part and the median of the ratios new / old of
-the rounds. Both must compute the same results (`benchmarks/bits.py`).
+the public API only. Writes the median time of each part and the median of the ratios new / old of
+the rounds to benchmarks/results/speed_of_sources.md. Both must compute the same results
+(`benchmarks/bits.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from machine import describe, markdown_table
 
+RESULTS = Path(__file__).parent / "results"
 ROUNDS = 9
 
 POOL = """
@@ -113,7 +115,20 @@ def main() -> None:
                 "largest": f"{max(ratios):.3f}",
             }
         )
-    print(f"{describe()}, {ROUNDS} rounds\n\n{markdown_table(rows)}")
+    old, new = map(commit_of, (given.old, given.new))
+    text = (
+        "# Speed of two sources, measured\n\n"
+        f"`python benchmarks/speed_of_sources.py OLD NEW` on {describe()}: commit {new} compared "
+        f"with {old}, {ROUNDS} alternating rounds.\n\n{markdown_table(rows)}\n"
+    )
+    (RESULTS / "speed_of_sources.md").write_text(text)
+    print(text)
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a folder was checked out from."""
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ perhaps a GPU, which a forked process must not use.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -95,27 +96,42 @@ def training_batches(
         generator=torch.Generator(),  # otherwise the loader draws from the caller's generator
     )
     source: Any = iter(loader)
+    batches = _finished(source, feed, device)
     try:
-        yield _finished(source, feed, device)
+        yield batches
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise _ended(error) from error  # torch raises it in a signal handler, anywhere in the block
     finally:
+        batches.close()
         source._shutdown_workers()  # there is no public way
 
 
-def _finished(source: Iterator[Any], feed: Any, device: torch.device) -> Iterator[Batch]:
-    """Move batches of workers to the device and finish them; raise the errors of workers."""
-    try:
-        for found in source:
-            if isinstance(found, NegMergeError):
-                raise found
-            inputs, labels = found
-            inputs = to_device(inputs, device, non_blocking=True)
-            yield feed.finish((inputs, labels.to(device, non_blocking=True)))
-    except (EOFError, OSError) as error:  # a worker ended while it sent a batch
-        raise _ended(error) from error
+def _finished(source: Iterator[Any], feed: Any, device: torch.device) -> Generator[Batch, None, None]:
+    """Move batches of workers to the device and finish them; raise the errors of workers.
+
+    A thread does it for the next batch while the caller uses one: to receive a batch takes some
+    milliseconds even if a worker has it ready.
+    """
+
+    def fetch() -> Batch | None:
+        if (found := next(source, None)) is None:
+            return None
+        if isinstance(found, NegMergeError):
+            raise found
+        inputs, labels = found
+        inputs = to_device(inputs, device, non_blocking=True)
+        return feed.finish((inputs, labels.to(device, non_blocking=True)))
+
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(fetch)
+        try:
+            while (batch := coming.result()) is not None:
+                coming = thread.submit(fetch)
+                yield batch
+        except (EOFError, OSError) as error:  # a worker ended while it sent a batch
+            raise _ended(error) from error
 
 
 def _ended(error: Exception) -> NegMergeError:

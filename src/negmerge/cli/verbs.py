@@ -42,7 +42,8 @@ def _output_path(_: Any, tokens: Sequence[Token]) -> Path:
 _OUT = Parameter(name=["--out", "-o"], converter=_output_path)
 Out = Annotated[Path, _OUT]
 OptionalOut = Annotated[Path | None, _OUT]
-Set = Annotated[list[str] | None, Parameter(name="--set")]
+Set = Annotated[list[str] | None, Parameter(name="--set", negative="")]
+Options = Annotated[list[str] | None, Parameter(negative="")]
 Seeds = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 Flag = Annotated[bool, Parameter(negative="")]
@@ -236,7 +237,7 @@ def merge(
     *models: Path,
     out: Out,
     rule: str = "consensus",
-    option: list[str] | None = None,
+    option: Options = None,
     buffers: Literal["keep", "merge"] = "keep",
     layout: Literal["auto", "sparse", "dense"] = "auto",
     workers: int | None = None,

@@ -108,7 +108,9 @@ def training_batches(
         source._shutdown_workers()  # there is no public way
 
 
-def _finished(source: Iterator[Any], feed: Any, device: torch.device) -> Generator[Batch, None, None]:
+def _finished(
+    source: Iterator[Any], feed: Any, device: torch.device
+) -> Generator[Batch, None, None]:
     """Move batches of workers to the device and finish them; raise the errors of workers.
 
     A thread does it for the next batch while the caller uses one: to receive a batch takes some

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections import Counter
@@ -19,6 +20,7 @@ from negmerge.runs.context import Context
 from negmerge.runs.executors import Executor, InProcess, LocalProcesses
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.store import Run
+from negmerge.support.files import temporary_path
 from negmerge.support.progress import Quiet
 
 KINDS = {"value": FakeValue, "file": FakeFile, "model": FakeModel, "merge": FakeMerge}
@@ -124,6 +126,21 @@ def test_another_key_or_another_content_of_its_file_is_work_to_do(kind, place: P
     before.out.unlink()
     place.context().run("first", [before])
     assert place.times()["a"] == 4
+
+
+def test_a_run_that_was_killed_while_it_recorded_a_hash_records_it(place: Place):
+    """The file with the cost is there without the hash, and with the hash under its other name."""
+    step = place.step(FakeModel, "a")
+    first = place.context().run("first", [step])
+    whole = step.cost_file.read_text()
+    cost = json.loads(whole)
+    assert cost.pop("sha256")
+    step.cost_file.write_text(json.dumps(cost))
+    temporary_path(step.cost_file).write_text(whole[:20])
+    assert place.context().run("again", [step]) == first
+    assert place.times() == {"a": 1}
+    assert step.cost_file.read_text() == whole
+    assert not temporary_path(step.cost_file).exists()
 
 
 @kinds

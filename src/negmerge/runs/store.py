@@ -68,7 +68,9 @@ class Run(RunDirectory):
         done: Done[Any] | None = None
         if isinstance(step, ModelStep):
             cost = step.find_cost()
-            if cost is not None and cost.sha256 in (None, _digest_of_model(step)):
+            if cost is not None and cost.sha256 is None:  # killed before the hash was recorded
+                done = self.mark_done(step, Done(cost, cost.seconds))
+            elif cost is not None and cost.sha256 == _digest_of_model(step):
                 done = Done(cost, cost.seconds)
         elif isinstance(step, FileStep):
             unit = self.journal.get(step.name)

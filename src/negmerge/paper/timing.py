@@ -42,7 +42,7 @@ def merge_seconds(
     found: dict[str, list[float]] = {}
     for repeat in range(REPEATS + 1):
         with scratch_folder(run.folder.parent) as folder:
-            store = Run(folder, [run.folder])  # takes over the members
+            store = Run(folder / "run", [run.folder])  # takes over the members
             executor = InProcess(scenario)
             context = Context(recipe, scenario, store, executor, progress, illustrated=False)
             with store.locked():

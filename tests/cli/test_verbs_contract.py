@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from negmerge.cli import main
 from negmerge.cli.listing import KINDS
 
 VERBS = [
@@ -47,6 +48,19 @@ def test_help_imports_nothing_heavy(verb):
     text, names = loaded(*verb.split(), "--help")
     assert "Usage: negmerge" in text
     assert names == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [("merge", "BASE"), ("merge a b", "--out"), ("apply a", "PATCH"), ("reproduce", "TABLE")],
+)
+def test_a_missing_argument_is_named(arguments, missing, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.split())
+    verb = arguments.split()[0]
+    assert capsys.readouterr().err == (
+        f"error: {verb}: {missing} is missing; `negmerge {verb} --help` lists what it takes\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["recipes", "tables"])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, Token
 from rich.filesize import decimal
 
 from negmerge import plugins
@@ -482,7 +482,7 @@ def main(arguments: list[str] | None = None) -> None:
         with without_stdin():
             app.meta(arguments, **PLAIN)
     except (NegMergeError, CycloptsError) as error:
-        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        print(f"error: {printable(' '.join(_mistake(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         ignore_interrupts()
@@ -496,3 +496,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"error: {printable(line)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _mistake(error: NegMergeError | CycloptsError) -> str:
+    """Return the text of an error; cyclopts says of a missing option that it requires a value."""
+    if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
+        verb = " ".join(error.command_chain or ())
+        name = error.argument.name
+        return f"{verb}: {name} is missing; `negmerge {verb} --help` lists what it takes"
+    return str(error)

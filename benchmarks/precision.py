@@ -117,13 +117,15 @@ def write(runs: list[dict[str, dict[str, Any]]], seeds: list[int], minutes: floa
     """Write the record of the seeds that are done."""
     record = {"machine": describe(), "minutes": round(minutes, 1), "seeds": seeds, "runs": runs}
     (RESULTS / "precision.json").write_text(json.dumps(record, indent=1) + "\n")
+    epochs = load_recipe("desk_clip_mnist", CHANGES).pool.members()[0].epochs
     slower = statistics.mean(run["bfloat16"]["seconds"] / run["float32"]["seconds"] for run in runs)
     lines = [
         "# bfloat16 against float32",
         "",
         f"`NEGMERGE_DATA=FOLDER python benchmarks/precision.py` on {describe()}, {minutes:.0f} "
         f"minutes, seeds {', '.join(map(str, seeds))}. The CLIP of the package forgets MNIST and "
-        "keeps CIFAR-10 (`desk_clip_mnist` with 1,000 training images, two members of 3 epochs, "
+        "keeps CIFAR-10 (`desk_clip_mnist` with 1,000 training images, two "
+        f"members of {epochs} epochs, "
         "1,000 test images of each set); both formats have the same batches and augmentation. "
         "Mean over the seeds, and mean ± standard deviation of the paired "
         "differences, in points. The pool took "

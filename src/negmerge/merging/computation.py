@@ -85,14 +85,15 @@ class CpuWorker(Worker):
     def segment(self, task: Task) -> int:
         reader = self.reader
         formats, places = reader.find(task.segment.info.name)
-        if formats in ({"F32"}, {"F64"}):
-            raw, rows, _ = reader.rows(*formats)
+        if len(formats) == 1:
+            raw, rows, kind = reader.rows(*formats)
             before = self.tally.copy()
-            found = self._run(task, task.segment, 0, (*places, raw), rows)
+            strip = rows.reshape(-1)[: len(rows) * STRIP].reshape(len(rows), -1) if kind else rows
+            found = self._run(task, task.segment, 0, (*places, raw, kind), strip)
             if found != loop.NOT_READ:
                 return found
             self.tally[:] = before  # the tiles that were read will be counted again
-        # 16-bit formats, mixed formats, state dicts, and files that the loop could not read.
+        # Mixed formats, state dicts, and files that the loop could not read.
         task.checksums[:] = 0
         nonzero = 0
         for tile in reader.tiles(task.segment):

@@ -16,7 +16,8 @@ from negmerge.merging.folds import STRIP, Array, fold_for
 from negmerge.merging.inputs import Inputs
 from negmerge.merging.proof import proof_of
 from negmerge.merging.rule import Constants, Rule, new_memory
-from negmerge.merging.tiles import SEGMENT, Segment, TileReader
+from negmerge.merging.slabs import Room
+from negmerge.merging.tiles import Segment, TileReader
 from negmerge.support.jit import identity
 
 
@@ -43,8 +44,8 @@ class Worker:
 
     def __init__(self, inputs: Inputs, rule: Rule) -> None:
         self.reader = TileReader(inputs)
-        self.buffer = np.empty(SEGMENT + 1)
-        """Room for the packed values of one segment."""
+        self.room = Room()
+        """Room for packed values."""
         self.tally = np.zeros(len(rule.tallies), np.int64)
         """The sums of the tallies of the rule over all merged elements."""
 

@@ -42,6 +42,42 @@ def _element(state: Any, i: Any) -> Callable[..., Any]:
 
 
 @register_jitable
+def divide(values, divisor, out):
+    """Divide values and round them to the format of `out`; −0 becomes 0."""
+    size = out.shape[0]
+    scale = 1.0 / divisor
+    if divisor == 1 or divisor == 2 or divisor == 4 or divisor == 8:
+        # The scale is exact, so that the product is the quotient.
+        for i in range(size):
+            out[i] = values[i] * scale + 0.0
+    else:
+        for i in range(size):
+            out[i] = values[i] / divisor + 0.0
+
+
+@register_jitable
+def write_most(values, divisor, flags, mask, out, at, size, nonzero):
+    """Do the same as `write_packed`, for a strip of which many values are not zero."""
+    place = out[nonzero : nonzero + size]
+    infinite = np.int64(0)
+    divide(values, divisor, values[:size])
+    for i in range(size):
+        value = out.dtype.type(values[i]) if flags[i] else out.dtype.type(0)
+        infinite |= np.int64(0) if abs(value) < np.inf else np.int64(1)
+        flags[i] = value != 0
+    if infinite:
+        return NOT_FINITE
+    for first in range(0, STRIP, 64):
+        mask[(at + first) // 64] = bits_of(flags, first)
+    found = 0
+    for i in range(size):
+        # Without a branch: always written, and overwritten by the next one if it is zero.
+        place[found] = values[i]
+        found += flags[i]
+    return nonzero + found
+
+
+@register_jitable
 def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
     """Write a bit for each value of a strip, and the values that are not zero, divided and rounded.
 
@@ -59,6 +95,11 @@ def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
     infinite = False
     for i in range(size, STRIP):  # a rule may return other values for the zeros after the end
         flags[i] = 0
+    found = np.int32(0)
+    for i in range(STRIP):
+        found += np.int32(1) if flags[i] else np.int32(0)
+    if found > STRIP * 3 // 8:
+        return write_most(values, divisor, flags, mask, out, at, size, nonzero)
     for first in range(0, STRIP, 64):
         bits = bits_of(flags, first)
         rest = bits
@@ -80,12 +121,7 @@ def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
 def write_all(values, divisor, flags, mask, out, at, size, nonzero):
     """Write all values, divided and rounded; arguments and result are those of `write_packed`."""
     place = out[at : at + size]
-    if divisor == 1:
-        for i in range(size):
-            place[i] = values[i] + 0.0
-    else:
-        for i in range(size):
-            place[i] = values[i] / divisor + 0.0
+    divide(values, divisor, place)
     found, infinite = np.int32(0), np.int64(0)
     for i in range(size):
         found += np.int32(1) if place[i] != 0 else np.int32(0)

@@ -35,10 +35,15 @@ FOUND = 0.05
 
 @cache
 def pool(kind: np.dtype[Any]) -> Array:
-    """Return a base and its members, a row each: numbers of all sizes, agreement, ties, zeros."""
+    """Return a base and its members, a row each: numbers of all sizes, agreement, ties, zeros.
+
+    Members agree in few elements of the first strip, in most of the second, in some of the others:
+    loops choose how to compute a strip by the number of its elements that are not zero.
+    """
     rng = np.random.default_rng(0)
     base = rng.standard_normal(ELEMENTS)
-    deltas = 0.1 * (rng.standard_normal(ELEMENTS) + 0.7 * rng.standard_normal((N, ELEMENTS)))
+    own = np.repeat([4.0, 0.2, 0.7], [STRIP, STRIP, ELEMENTS - 2 * STRIP])
+    deltas = 0.1 * (rng.standard_normal(ELEMENTS) + own * rng.standard_normal((N, ELEMENTS)))
     deltas[:, :20] = 0.0
     base[20:60], deltas[:, 20:40] = 1.0, np.array([[0.25, -0.25] * 3 + [0.0]]).T
     deltas[:, 40:60] = 0.5

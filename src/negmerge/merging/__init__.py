@@ -2,8 +2,9 @@
 
 - `engine.py` is `nm.merge`: `inputs.py` checks the models, `tiles.py` and `rows.py` read them,
   `computation.py` runs the compiled loop (`loop.py`, checked by `proof.py`) or torch
-  (`torch_computation.py`), `assembly.py` and `memory.py` store the results, and `dissent.py` counts
-  elements where a single member disagrees.
+  (`torch_computation.py`), `assembly.py`, `memory.py` and `slabs.py` store the results, and
+  `dissent.py` counts elements where a single member disagrees. `estimate.py` tells in advance what
+  a merge needs.
 - `rules.py` has the rules, `rule.py` defines what a rule is. Folds (`folds.py`, `fast_folds.py`)
   compute the statistics of a rule (`statistics.py`); `first_pass.py` and `thresholds.py` compute
   what a rule must know before the merge.

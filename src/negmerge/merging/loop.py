@@ -18,7 +18,7 @@ from numba.extending import overload, register_jitable
 
 from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.fingerprint import BLOCK
-from negmerge.merging.fast_folds import bits_of, count_flags, lowest_bit
+from negmerge.merging.fast_folds import bits_of, lowest_bit
 from negmerge.merging.folds import STRIP, Fold, State, jitable
 from negmerge.merging.rows import read_rows, widen
 from negmerge.support.jit import Check, compiled
@@ -93,12 +93,6 @@ def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
 def pack(values, flags):
     """Move the values whose flags are set to the front; return their number."""
     found = np.uint64(0)  # an index that cannot be negative is faster
-    if count_flags(flags) > STRIP // 16:
-        for i in range(STRIP):
-            # Without a branch: always written, and overwritten by the next one if it is zero.
-            values[found] = values[i]
-            found += np.uint64(flags[i])
-        return np.int64(found)
     for first in range(0, STRIP, 64):
         rest = bits_of(flags, first)
         while rest:

@@ -9,8 +9,8 @@ from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.dtypes import widen as widened
 from negmerge.checkpoints.fingerprint import checksum
 from negmerge.merging.dissent import count_dissent
+from negmerge.merging.magnitudes import gather
 from negmerge.merging.rows import BFLOAT16, FLOAT16, widen
-from negmerge.merging.thresholds import gather
 from negmerge.vectors.compiled_addition import add_dense, add_sparse
 
 RNG = np.random.default_rng(0)

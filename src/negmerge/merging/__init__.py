@@ -6,8 +6,8 @@
   `dissent.py` counts elements where a single member disagrees. `estimate.py` tells in advance what
   a merge needs.
 - `rules.py` has the rules, `rule.py` defines what a rule is. Folds (`folds.py`, `fast_folds.py`)
-  compute the statistics of a rule (`statistics.py`); `first_pass.py` and `thresholds.py` compute
-  what a rule must know before the merge.
+  compute the statistics of a rule (`statistics.py`); `first_pass.py`, `thresholds.py` and
+  `magnitudes.py` compute what a rule must know before the merge.
 - `accumulator.py` is `nm.Accumulator`, with `shared_statistics.py` and `accumulator_file.py`.
 - `select.py` has the selectors.
 

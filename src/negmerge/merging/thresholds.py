@@ -9,7 +9,6 @@ passes. The result is exact in every case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.merging.fast_folds import bits_of, lowest_bit
 from negmerge.merging.first_pass import Changes, FirstPass, Floats
 from negmerge.merging.folds import STRIP
+from negmerge.merging.magnitudes import Counts, gather, magnitudes
 from negmerge.merging.tiles import Segment, segments
-from negmerge.support.jit import compiled, compiled_as_python, equals_reference
 
 SMALL = 1 << 20
 """All magnitudes are collected of vectors with at most this number of elements."""
@@ -31,8 +29,6 @@ MOST = 8 << 20
 """The number of magnitudes of all vectors together that are collected."""
 BINS = 1 << 16
 INFINITE = np.float64(np.inf).view(np.uint64).item()
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Search:
     found: float | None = None
     counts: Counts = field(default_factory=lambda: np.zeros(3, np.int64))
     """The magnitudes above the upper bound, at the upper bound, and at the lower bound."""
-    between: list[NDArray[np.uint64]] = field(default_factory=list)
+    between: list[NDArray[np.uint64]] = field(default_factory=list[NDArray[np.uint64]])
     """The bits of the magnitudes between the bounds, unless there are too many."""
     bins: Counts | None = None
     """The number of magnitudes in each of the ranges between the bounds, if there are too many."""
@@ -87,11 +83,11 @@ class Search:
         """The binary logarithm of the width of a bin."""
         return max(0, (self.high - self.low).bit_length() - (BINS.bit_length() - 1))
 
-    def add(self, counts: Counts, magnitudes: Floats) -> None:
+    def add(self, counts: Counts, between: Floats) -> None:
         """Add the counts of a range of elements, and its magnitudes between the bounds."""
         self.counts += counts
-        self.between.append(magnitudes.view(np.uint64))
-        self.room -= magnitudes.size
+        self.between.append(between.view(np.uint64))
+        self.room -= between.size
         if self.room < 0 and self.bins is None:
             self.bins = np.zeros(BINS, np.int64)
         if self.bins is not None:
@@ -151,8 +147,8 @@ def _search(changes: Changes, searches: list[Search]) -> None:
         return counts, [between[g, : sizes[g]].copy() for g in range(changes.width)]
 
     for counts, between in changes.each(run):
-        for search, own, magnitudes in zip(searches, counts, between, strict=True):
-            search.add(own, magnitudes)
+        for search, own, some in zip(searches, counts, between, strict=True):
+            search.add(own, some)
     for search in searches:
         if search.found is None:
             search.conclude(max(4096, MOST // changes.width))
@@ -193,112 +189,3 @@ def _magnitudes(changes: Changes, rows: NDArray[Any], size: int) -> Floats:
     for g in range(changes.width):
         magnitudes(rows, changes.mean, g, 0, values[g])
     return values
-
-
-def _rows(dtypes: Sequence[Any]) -> NDArray[Any]:
-    return np.random.default_rng(0).standard_normal((4, 400)).astype(dtypes[0])
-
-
-def _members(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    rows = _rows(dtypes)
-    yield rows, False, 2, 100, np.zeros(200)
-    yield rows, True, 0, 100, np.zeros(200)
-
-
-@compiled_as_python(_members, error_model="numpy")
-def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) -> None:
-    """Write the magnitudes of the changes of member g, or of the mean of all members.
-
-    Rows are the models, the base first; the first element is `start`.
-    """
-    size = out.shape[0]
-    base = rows[0, start : start + size]
-    if not mean:
-        member = rows[g + 1, start : start + size]
-        for i in range(size):
-            out[i] = abs(np.float64(member[i]) - np.float64(base[i]))
-        return
-    out[:] = 0.0
-    n = rows.shape[0] - 1
-    for k in range(1, n + 1):
-        member = rows[k, start : start + size]
-        for i in range(size):
-            out[i] += np.float64(member[i]) - np.float64(base[i])
-    for i in range(size):
-        out[i] = abs(out[i] / n)
-
-
-def _tiles(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    rows = np.tile(_rows(dtypes), (1, 7))
-    rows[:, :50] = rows[:, 50:100]  # equal magnitudes, some of them at the bounds
-    size = rows.shape[1] - 3
-    for mean, width in ((False, 3), (True, 1)):
-        some = np.zeros(200)
-        magnitudes(rows, mean, 0, 0, some)
-        low, high = np.sort(some)[[60, 130]]
-        wanted = np.arange(width) != 1
-        counts, sizes = np.ones((width, 3), np.int64), np.zeros(width, np.int64)
-        bounds = np.full(width, low), np.full(width, high)
-        yield rows, mean, size, wanted, *bounds, counts, np.zeros((width, size)), sizes
-
-
-def _gather(rows, mean, size, wanted, low, high, counts, between, sizes):  # pyright: ignore
-    """Do the same as `gather`, with numpy."""
-    for g in np.flatnonzero(wanted):
-        values = np.empty(size)
-        magnitudes.py_func(rows, mean, g, 0, values)
-        found = values[(values > low[g]) & (values < high[g])]
-        counts[g] += [(values > high[g]).sum(), (values == high[g]).sum(), (values == low[g]).sum()]
-        between[g, : found.size], sizes[g] = found, found.size
-
-
-@compiled(equals_reference(_gather, _tiles))
-def gather(
-    rows: NDArray[Any],
-    mean: bool,
-    size: int,
-    wanted: NDArray[np.bool_],
-    low: Floats,
-    high: Floats,
-    counts: Counts,
-    between: Floats,
-    sizes: Counts,
-) -> None:
-    """Count the magnitudes above and at the bounds, and write those between them to `between`.
-
-    Args:
-        rows: the models, the base first.
-        mean: whether the only vector is the mean.
-        wanted: the vectors to look at.
-        counts: for each vector, the magnitudes above `high`, at `high` and at `low`; they are
-            increased.
-        between: a row of `size` numbers for each vector.
-        sizes: the number of magnitudes written to each row.
-    """
-    strip, flags = np.empty(STRIP), np.zeros(STRIP, np.uint8)
-    for g in range(between.shape[0]):
-        if not wanted[g]:
-            continue
-        least, most = low[g], high[g]
-        at = 0
-        for start in range(0, size, STRIP):
-            count = min(STRIP, size - start)
-            magnitudes(rows, mean, g, start, strip[:count])
-            strip[count:] = -1.0  # no magnitude
-            above = at_most = at_least = np.int64(0)
-            for i in range(STRIP):
-                above += np.int64(1) if strip[i] > most else np.int64(0)
-                at_most += np.int64(1) if strip[i] == most else np.int64(0)
-                at_least += np.int64(1) if strip[i] == least else np.int64(0)
-            for i in range(STRIP):
-                flags[i] = (strip[i] > least) & (strip[i] < most)
-            counts[g, 0] += above
-            counts[g, 1] += at_most
-            counts[g, 2] += at_least
-            for first in range(0, STRIP, 64):
-                rest = bits_of(flags, first)
-                while rest:
-                    between[g, at] = strip[np.uint64(first) + lowest_bit(rest)]
-                    at += 1
-                    rest &= rest - np.uint64(1)
-        sizes[g] = at

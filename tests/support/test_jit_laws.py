@@ -18,7 +18,7 @@ from numba.core.dispatcher import Dispatcher
 
 from negmerge import NegMergeError
 from negmerge.checkpoints import checksum
-from negmerge.merging import dissent, rows, thresholds
+from negmerge.merging import dissent, magnitudes, rows
 from negmerge.merging.computation import loop_for
 from negmerge.merging.rules import make_rule, rules
 from negmerge.support import jit
@@ -55,7 +55,7 @@ def dispatchers() -> list[Dispatcher]:
     """All compiled code of the package."""
     found = [
         value
-        for module in (checksum, compiled_addition, dissent, rows, thresholds)
+        for module in (checksum, compiled_addition, dissent, magnitudes, rows)
         for value in vars(module).values()
         if isinstance(value, Dispatcher)
     ]

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -245,6 +246,7 @@ def merge(
     device: str = "cpu",
     digest: Flag = False,
     allow_duplicates: Flag = False,
+    dry_run: Flag = False,
     json_: Json = False,
 ) -> None:
     """Merge fine-tuned models into one sparse patch.
@@ -262,11 +264,35 @@ def merge(
         device: The device that computes: cpu or cuda.
         digest: Record SHA-256 of every input file.
         allow_duplicates: Accept models with the same weights.
+        dry_run: Write no patch; merge a small part to tell the bytes, the memory and the seconds.
         json_: Print progress and result as JSON lines.
     """
     from negmerge.checkpoints.checkpoint import Checkpoint
     from negmerge.merging.engine import merge as run
+    from negmerge.merging.estimate import estimate
 
+    limit = None if max_memory is None else size(max_memory, "--max-memory")
+    if dry_run:
+        need = estimate(
+            base,
+            models,
+            rule,
+            key_values(option or []),
+            folder=out.absolute().parent,
+            buffers=buffers,
+            workers=workers,
+            max_memory=limit,
+            device=device,
+            allow_duplicates=allow_duplicates,
+        )
+        print_result(
+            asdict(need),
+            f"{rule} of {len(models)}: reads {decimal(need.read_bytes)}, writes about "
+            f"{decimal(need.patch_bytes)}, needs at most {decimal(need.memory)} of memory, takes "
+            f"about {need.seconds:.1f} s (from merging {need.sampled:.1%} of the elements)",
+            json_,
+        )
+        return
     begun = time.perf_counter()
     with make_progress("json" if json_ else "auto") as progress:
         tau = run(
@@ -278,7 +304,7 @@ def merge(
             buffers=buffers,
             layout=layout,
             workers=workers,
-            max_memory=None if max_memory is None else size(max_memory, "--max-memory"),
+            max_memory=limit,
             device=device,
             allow_duplicates=allow_duplicates,
             digest=digest,

@@ -2,11 +2,12 @@
 
 - `engine.py` is `nm.merge`: `inputs.py` checks the models, `tiles.py` and `rows.py` read them,
   `computation.py` runs the compiled loop (`loop.py`, checked by `proof.py`) or torch
-  (`torch_computation.py`), `assembly.py` and `memory.py` store the results, and `dissent.py` counts
-  elements where a single member disagrees.
+  (`torch_computation.py`), `assembly.py`, `memory.py` and `slabs.py` store the results, and
+  `dissent.py` counts elements where a single member disagrees. `estimate.py` tells in advance what
+  a merge needs.
 - `rules.py` has the rules, `rule.py` defines what a rule is. Folds (`folds.py`, `fast_folds.py`)
-  compute the statistics of a rule (`statistics.py`); `first_pass.py` and `thresholds.py` compute
-  what a rule must know before the merge.
+  compute the statistics of a rule (`statistics.py`); `first_pass.py`, `thresholds.py` and
+  `magnitudes.py` compute what a rule must know before the merge.
 - `accumulator.py` is `nm.Accumulator`, with `shared_statistics.py` and `accumulator_file.py`.
 - `select.py` has the selectors.
 

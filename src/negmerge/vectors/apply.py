@@ -219,12 +219,12 @@ def _write_files(job: Addition, out: Path, files: list[tuple[OutFile, int]]) -> 
             places[name], formats[name] = (descriptor, offset), dtype
         preallocate(descriptor, len(file.header) + file.nbytes)
         write_fully(descriptor, file.header, 0)
-    turn = Lock()
+    turns = {descriptor: Lock() for _, descriptor in files}
 
     def put(name: str, at: int, raw: Bytes) -> None:
         descriptor, offset = places[name]
         # A file system lets one thread at a time write to a file; waiting here is faster.
-        with report_write_errors(out), turn:
+        with report_write_errors(out), turns[descriptor]:
             write_fully(descriptor, raw.data, offset + at)
 
     job.run(formats, put)

@@ -16,7 +16,8 @@ from negmerge.merging.folds import STRIP, Array, fold_for
 from negmerge.merging.inputs import Inputs
 from negmerge.merging.proof import proof_of
 from negmerge.merging.rule import Constants, Rule, new_memory
-from negmerge.merging.tiles import SEGMENT, Segment, TileReader
+from negmerge.merging.slabs import Room
+from negmerge.merging.tiles import Segment, TileReader
 from negmerge.support.jit import identity
 
 
@@ -43,8 +44,8 @@ class Worker:
 
     def __init__(self, inputs: Inputs, rule: Rule) -> None:
         self.reader = TileReader(inputs)
-        self.buffer = np.empty(SEGMENT + 1)
-        """Room for the packed values of one segment."""
+        self.room = Room()
+        """Room for packed values."""
         self.tally = np.zeros(len(rule.tallies), np.int64)
         """The sums of the tallies of the rule over all merged elements."""
 
@@ -85,14 +86,15 @@ class CpuWorker(Worker):
     def segment(self, task: Task) -> int:
         reader = self.reader
         formats, places = reader.find(task.segment.info.name)
-        if formats in ({"F32"}, {"F64"}):
-            raw, rows, _ = reader.rows(*formats)
+        if len(formats) == 1:
+            raw, rows, kind = reader.rows(*formats)
             before = self.tally.copy()
-            found = self._run(task, task.segment, 0, (*places, raw), rows)
+            strip = rows.reshape(-1)[: len(rows) * STRIP].reshape(len(rows), -1) if kind else rows
+            found = self._run(task, task.segment, 0, (*places, raw, kind), strip)
             if found != loop.NOT_READ:
                 return found
             self.tally[:] = before  # the tiles that were read will be counted again
-        # 16-bit formats, mixed formats, state dicts, and files that the loop could not read.
+        # Mixed formats, state dicts, and files that the loop could not read.
         task.checksums[:] = 0
         nonzero = 0
         for tile in reader.tiles(task.segment):

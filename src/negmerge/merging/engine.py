@@ -251,7 +251,7 @@ class Merge:
         assert self.numbers is not None
         if assembly.whole is None:
             mask = np.empty(-(-segment.size // STRIP) * STRIP // 64, np.uint64)
-            out = worker.buffer.view(assembly.kind)
+            out = worker.room.free(segment.size + 1, assembly.kind)
         else:
             mask, out = np.empty(0, np.uint64), assembly.whole[segment.start : segment.stop]
         checksums = np.zeros(self.n + 1, np.uint64)
@@ -259,7 +259,11 @@ class Merge:
         nonzero = worker.segment(task)
         if nonzero < 0:
             self._raise_not_finite(segment.info)
-        values = out[:nonzero].copy() if mask.size else NOTHING
+        values = out[:nonzero] if mask.size else NOTHING
+        if self.budget.folder is None:
+            worker.room.take(values.nbytes)
+        else:  # the next segment is written to the same memory, which is bounded
+            values = values.copy()
         bits = mask.view(np.uint8)[: -(-segment.size // 8)]
         dissent, sampled = sample_dissent(worker.reader, segment, self.elements)
         return segment, assembly, Piece(nonzero, bits, values, checksums, dissent, sampled)

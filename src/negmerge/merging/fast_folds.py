@@ -149,8 +149,17 @@ def fold_unanimous(
     agreed = state[0]
     base, low, high = rows[0, s], edges[0], edges[1]
     all_finite = add_extent(rows, s, edges)
+    agreements = np.int32(0)
     for i in range(STRIP):
         flags[i] = (low[i] > base[i]) | (high[i] < base[i])
+    for i in range(STRIP):
+        agreements += np.int32(1) if flags[i] else np.int32(0)
+    if agreements > STRIP // 16:  # so many that summing all elements at once is faster
+        add_total(rows, s, agreed)
+        for i in range(STRIP):
+            agreed[i] = agreed[i] if flags[i] else 0.0
+        return all_finite
+    for i in range(STRIP):
         agreed[i] = 0.0
     for first in range(0, STRIP, 64):
         rest = bits_of(flags, first)

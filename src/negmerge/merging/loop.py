@@ -1,6 +1,7 @@
 """The compiled loop over a segment: read, checksums, fold, finish, one rounding, write.
 
-A segment is read tile by tile into rows, and the rows are folded strip by strip. The fold and the
+A segment is read tile by tile into rows, and the rows are folded strip by strip; 16-bit formats are
+widened strip by strip, while the strip is in the cache. The fold and the
 `finish` of a rule, its tallies, and one of two functions that write the result are compiled into
 one function, so that a run compiles only what its rule needs.
 """
@@ -19,12 +20,12 @@ from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.fingerprint import BLOCK
 from negmerge.merging.fast_folds import bits_of, lowest_bit
 from negmerge.merging.folds import STRIP, Fold, State, jitable
-from negmerge.merging.rows import read_rows
+from negmerge.merging.rows import read_rows, widen
 from negmerge.support.jit import Check, compiled
 
 NOT_FINITE, NOT_READ = -1, -2
 """What a loop returns instead of a count."""
-NO_FILES = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty((0, 0), np.uint8))
+NO_FILES = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty((0, 0), np.uint8), 0)
 """The first argument of a loop whose rows are filled already."""
 
 
@@ -38,6 +39,42 @@ def _element(state: Any, i: Any) -> Callable[..., Any]:
     # numba needs a body for each number of statistics; a recursive body compiles twice as long.
     picks = "".join(f"state[{j}][i], " for j in range(len(state)))
     return eval(f"lambda state, i: ({picks})")  # noqa: S307 made of numbers only
+
+
+@register_jitable
+def divide(values, divisor, out):
+    """Divide values and round them to the format of `out`; −0 becomes 0."""
+    size = out.shape[0]
+    scale = 1.0 / divisor
+    if divisor == 1 or divisor == 2 or divisor == 4 or divisor == 8:
+        # The scale is exact, so that the product is the quotient.
+        for i in range(size):
+            out[i] = values[i] * scale + 0.0
+    else:
+        for i in range(size):
+            out[i] = values[i] / divisor + 0.0
+
+
+@register_jitable
+def write_most(values, divisor, flags, mask, out, at, size, nonzero):
+    """Do the same as `write_packed`, for a strip of which many values are not zero."""
+    place = out[nonzero : nonzero + size]
+    infinite = np.int64(0)
+    divide(values, divisor, values[:size])
+    for i in range(size):
+        value = out.dtype.type(values[i]) if flags[i] else out.dtype.type(0)
+        infinite |= np.int64(0) if abs(value) < np.inf else np.int64(1)
+        flags[i] = value != 0
+    if infinite:
+        return NOT_FINITE
+    for first in range(0, STRIP, 64):
+        mask[(at + first) // 64] = bits_of(flags, first)
+    found = 0
+    for i in range(size):
+        # Without a branch: always written, and overwritten by the next one if it is zero.
+        place[found] = values[i]
+        found += flags[i]
+    return nonzero + found
 
 
 @register_jitable
@@ -58,6 +95,11 @@ def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
     infinite = False
     for i in range(size, STRIP):  # a rule may return other values for the zeros after the end
         flags[i] = 0
+    found = np.int32(0)
+    for i in range(STRIP):
+        found += np.int32(1) if flags[i] else np.int32(0)
+    if found > STRIP * 3 // 8:
+        return write_most(values, divisor, flags, mask, out, at, size, nonzero)
     for first in range(0, STRIP, 64):
         bits = bits_of(flags, first)
         rest = bits
@@ -79,12 +121,7 @@ def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
 def write_all(values, divisor, flags, mask, out, at, size, nonzero):
     """Write all values, divided and rounded; arguments and result are those of `write_packed`."""
     place = out[at : at + size]
-    if divisor == 1:
-        for i in range(size):
-            place[i] = values[i] + 0.0
-    else:
-        for i in range(size):
-            place[i] = values[i] / divisor + 0.0
+    divide(values, divisor, place)
     found, infinite = np.int32(0), np.int64(0)
     for i in range(size):
         found += np.int32(1) if place[i] != 0 else np.int32(0)
@@ -157,9 +194,11 @@ def segment_loop(
         """Merge elements start … stop of a tensor.
 
         Args:
-            files: the descriptor of each file, the offset of the tensor in it, and the rows as
-                bytes to read into; empty (`NO_FILES`) if the rows are filled already.
-            rows: strips of floats, in the same memory.
+            files: the descriptor of each file, the offset of the tensor in it, the rows as bytes
+                to read into, and the 16-bit format of the bytes or 0; empty (`NO_FILES`) if the
+                rows are filled already.
+            rows: strips of floats, in the same memory as the bytes; room for one strip that is
+                widened, if the format has 16 bits.
             checksums: one for each model; the checksums of the elements are added.
             numbers: the limits for the fold, the constants for the finish and the tallies, and the
                 divisor of the finished values.
@@ -172,26 +211,29 @@ def segment_loop(
         Returns:
             The number of values so far that are not zero, NOT_FINITE, or NOT_READ.
         """
-        descriptors, offsets, raw = files
+        descriptors, offsets, raw, kind = files
         limits, constants, divisor = numbers
         state, values, flags, edges = memory
-        width = rows.itemsize
-        tile = rows.shape[1] * STRIP
+        reads = descriptors.shape[0] > 0
+        width = 2 if kind else rows.itemsize
+        tile = raw.shape[1] // width if reads else rows.shape[1] * STRIP
         for begin in range(start, stop, tile):
             size = min(tile, stop - begin)
             blocks = -(-size * width // BLOCK)
-            if descriptors.shape[0]:
+            if reads:
                 end = -(-size // STRIP) * STRIP * width
                 done = read_rows(descriptors, offsets, begin * width, size * width, end, raw)
                 if done < rows.shape[0]:
                     return NOT_READ
             for s in range(-(-size // STRIP)):
-                if descriptors.shape[0]:
+                if reads:
                     first = s * STRIP * width // BLOCK
                     last = min(blocks, first + STRIP * width // BLOCK)
                     number = begin * width // BLOCK + first
                     add_checksums(raw, first, last, number, checksums)
-                if not fold(rows, s, limits, state, flags, edges):
+                if kind:
+                    widen(raw, kind, s * STRIP, rows.shape[1], rows)
+                if not fold(rows, 0 if kind else s, limits, state, flags, edges):
                     return NOT_FINITE
                 finish_strip(constants, state, values, flags)
                 at = begin - start + s * STRIP

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import FileError, OptionError
+from negmerge.merging.slabs import Room
 from negmerge.support.files import write_fully
 
 TILES = 6 << 20
@@ -24,9 +25,6 @@ ZEROS = 1 << 20
 """The bytes that are written at once where the system cannot reserve space on a disk."""
 STATUS = Path("/proc/self/status")
 """Where Linux reports the memory of this process."""
-SLAB = 64 << 20
-"""Results that stay in memory are parts of arrays of this size, for which the system uses huge
-pages. In arrays of a few megabytes each, small pages at their ends take a tenth of the time."""
 
 
 class Budget:
@@ -43,7 +41,7 @@ class Budget:
     def __init__(self, limit: int | None, folder: Path | None = None) -> None:
         self.folder = folder
         self.left: int | None = None
-        self._slab = np.empty(0, np.uint8)
+        self._room = Room()
         self._large = LARGE
         if limit is None:
             return
@@ -68,12 +66,10 @@ class Budget:
     def allocate(self, count: int, dtype: Any) -> NDArray[Any]:
         """Return an array in memory, or on disk if it is large; its content is undefined."""
         nbytes = count * np.dtype(dtype).itemsize
-        if self.folder is None and nbytes <= SLAB:
-            whole = -(-nbytes // 64) * 64
-            if self._slab.size < whole:
-                self._slab = np.empty(SLAB, np.uint8)
-            piece, self._slab = self._slab[:nbytes], self._slab[whole:]
-            return piece.view(dtype)
+        if self.folder is None:
+            piece = self._room.free(count, dtype)
+            self._room.take(nbytes)
+            return piece
         if not self.is_large(nbytes):
             return np.empty(count, dtype)
         try:

@@ -1,4 +1,4 @@
-"""Compiled reading of rows: one range of a tensor from the files of all models."""
+"""Compiled reading and widening of rows: one range of a tensor from the files of all models."""
 
 # pyright: basic, reportCallIssue=false
 # numba compiles most of this module; the strict checker does not know the types of numba.
@@ -11,41 +11,82 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
-from negmerge.support.jit import compiled, compiled_as_python, equals_reference
+from negmerge.checkpoints.dtypes import widen as widen_plainly
+from negmerge.support.jit import compiled, equals_reference
 
 BFLOAT16, FLOAT16 = 1, 2
 """The 16-bit formats, as `widen` takes them."""
+FORMATS = {BFLOAT16: "BF16", FLOAT16: "F16"}
+
+
+@intrinsic
+def _bits_as_float(typing, word):
+    """Return the float32 that 32 bits store."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def _float_as_bits(typing, number):
+    """Return the 32 bits of a float32."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+def _widen(raw, kind, first, strips, rows):
+    """Do the same as `widen`, with numpy."""
+    for k, words in enumerate(raw.view(np.uint16)):
+        some = words[first : first + rows[k, :strips].size]
+        values = widen_plainly(some.view(np.uint8), FORMATS[kind])
+        rows[k, :strips] = values.reshape(strips, -1)
 
 
 def _numbers(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    # Every 61st 16-bit number except NaN, whose bits Python does not promise to keep.
+    # Every 61st 16-bit number except NaN, whose bits the reference does not promise to keep.
     every = np.arange(0, 1 << 16, 61, dtype=np.uint16)
     for kind, infinite in ((BFLOAT16, 0x7F80), (FLOAT16, 0x7C00)):
         words = np.append(every[(every & 0x7FFF) < infinite], [infinite, 1]).astype(np.uint16)
         raw = words[: words.size // 2 * 2].view(np.uint8).reshape(2, -1)
-        yield raw, kind, raw.shape[1] // 2, np.zeros((2, raw.shape[1] // 2), np.float32)
+        yield raw, kind, 10, 2, np.zeros((2, 3, raw.shape[1] // 4 - 5), dtypes[4])
 
 
-@compiled_as_python(_numbers)
-def widen(raw, kind, count, rows):
-    """Widen `count` 16-bit floats of each row of bytes to float32, exactly."""
-    words, bits = raw.view(np.uint16), rows.view(np.uint32)
+@compiled(equals_reference(_widen, _numbers))
+def widen(raw, kind, first, strips, rows):
+    """Widen 16-bit floats of each row of bytes exactly, from number `first` on.
+
+    Args:
+        strips: the number of strips to write.
+        rows: models × strips × elements.
+    """
+    words = raw.view(np.uint16)
+    count = rows.shape[2]
     for k in range(rows.shape[0]):
-        if kind == BFLOAT16:
-            for i in range(count):
-                bits[k, i] = np.uint32(words[k, i]) << np.uint32(16)
-            continue
-        for i in range(count):
-            bits[k, i] = (np.uint32(words[k, i]) & np.uint32(0x7FFF)) << np.uint32(13)
-        # The exponents differ by 112; the product is also right for subnormal numbers.
-        for i in range(count):
-            rows[k, i] *= np.float32(2.0**112)
-        for i in range(count):
-            word = np.uint32(words[k, i])
-            special = np.uint32(0x7F800000) if word & np.uint32(0x7C00) == 0x7C00 else np.uint32(0)
-            bits[k, i] |= special | ((word & np.uint32(0x8000)) << np.uint32(16))
+        for s in range(strips):
+            some = words[k, first + s * count : first + (s + 1) * count]
+            row = rows[k, s]
+            if kind == BFLOAT16:
+                for i in range(count):
+                    row[i] = _bits_as_float(np.uint32(some[i]) << np.uint32(16))
+            else:
+                for i in range(count):
+                    word = np.uint32(some[i])
+                    magnitude = (word & np.uint32(0x7FFF)) << np.uint32(13)
+                    # The exponents differ by 112; the product is also right for subnormal numbers.
+                    wide = _bits_as_float(magnitude) * np.float32(2.0**112)
+                    special = word & np.uint32(0x7C00) == np.uint32(0x7C00)
+                    rest = np.uint32(0x7F800000) if special else np.uint32(0)
+                    rest |= (word & np.uint32(0x8000)) << np.uint32(16)
+                    row[i] = _bits_as_float(_float_as_bits(wide) | rest)
 
 
 _pread = types.ExternalFunction(

@@ -141,7 +141,7 @@ class TileReader:
         blocks = padded_size(count * size) // BLOCK
         add_checksums(raw, 0, blocks, start * size // BLOCK, checksums)
         if kind:
-            widen_rows(raw, kind, whole, rows)
+            widen_rows(raw, kind, 0, whole // STRIP, rows.reshape(len(rows), -1, STRIP))
         return rows
 
     def _mixed(

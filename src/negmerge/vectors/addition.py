@@ -38,16 +38,11 @@ class Addition:
         self.progress, self.workers = progress, workers
         self.changed = self.clamped = 0
         self.lost: dict[str, int] = {}
+        self.sources = [*model.sources, *([] if tau.path is None else [tau.path])]
         self.compiled = _worth_compiling(model.nbytes)
 
     def run(self, formats: Mapping[str, str], put: Callable[[str, int, Bytes], None]) -> None:
-        """Compute all tensors, then check the fingerprint of the base.
-
-        Args:
-            formats: the number format of each result.
-            put: called by several threads with the name of a tensor, an offset in its bytes, and
-                the bytes at this offset.
-        """
+        """Compute all tensors, then check the fingerprint of the base; see `output.Job`."""
         self.progress.stage("applying", self.model.nbytes)
         sums: Counter[str] = Counter()
         changes: Counter[str] = Counter()
@@ -83,6 +78,13 @@ class Addition:
             if self.tau.scale and (lost := entry.nonzero - changes[name]):
                 self.lost[formats[name]] = self.lost.get(formats[name], 0) + lost
 
+    def command(self, settings: Mapping[str, str]) -> list[str] | None:
+        """The command that makes the model again, without its output."""
+        if self.tau.path is None or not self.model.sources:
+            return None
+        base, patch = self.model.path.absolute().name, self.tau.path.name
+        return ["negmerge", "apply", base, patch, *scale_words(self.tau.scale, settings)]
+
     def _ranges(self) -> Iterator[Range]:
         for info in self.model.tensors.values():
             entry = self.tau.entries.get(info.name, Entry(info.shape, "F32", 0))
@@ -103,6 +105,16 @@ class Addition:
         total = np.zeros(1, np.uint64)
         add_checksums(blocks[None], 0, blocks.size // BLOCK, number, total)
         return buffer[:count], int(total[0])
+
+
+def scale_words(scale: float, settings: Mapping[str, str]) -> list[str]:
+    """The arguments of a command that writes a model.
+
+    >>> scale_words(-0.5, {"dtype": "bfloat16"})
+    ['--negate', '0.5', '--dtype', 'bfloat16']
+    """
+    words = ["--negate" if scale < 0 else "--add", repr(abs(scale))]
+    return words + [word for key, value in settings.items() for word in (f"--{key}", value)]
 
 
 def _worth_compiling(nbytes: int) -> bool:

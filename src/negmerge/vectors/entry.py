@@ -76,6 +76,17 @@ class Entry:
         stop = -(-self.elements // 8) if stop is None else stop
         return _part(self.mask, np.uint8, start, stop, into)
 
+    def mask_bits(self) -> Bytes:
+        """The whole mask of a sparse or listed entry."""
+        if self.listing is None:
+            return self.bits()
+        mask = np.zeros(-(-self.elements // STEP) * STEP // 8, np.uint8)
+        for start, first, count in self.ranges(STEP):
+            flags = np.zeros(STEP, np.bool_)
+            flags[self.positions_in(start, min(start + STEP, self.elements), first, count)] = True
+            mask[start // 8 : (start + STEP) // 8] = np.packbits(flags, bitorder="little")
+        return mask[: -(-self.elements // 8)]
+
     def words(
         self, start: int = 0, stop: int | None = None, into: Bytes | None = None
     ) -> NDArray[Any]:

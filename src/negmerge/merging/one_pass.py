@@ -98,7 +98,7 @@ def merge_and_apply(
         job = MergeAndApply(
             inputs, chosen, "auto", "keep", threads, budget, device, progress or Quiet()
         )
-        job.scale, job.given = scale, {"--buffers": buffers} if buffers == "merge" else {}
+        job.scale, job.given = float(scale), {"--buffers": buffers} if buffers == "merge" else {}
         return write_model(job, path, dtype, shard_size)
 
 

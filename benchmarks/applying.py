@@ -212,14 +212,15 @@ def as_markdown(found: dict[str, Any]) -> str:
     ]
     return f"""# Applying a patch, measured
 
-`{found["command"]}` on {found["machine"]}, {found["minutes"]:.0f} minutes. A base of 238 M parameters in one
-file, warm page cache; `apply` and `shutil.copyfile` of the base alternate, {PAIRS} pairs, each to a new file.
-A sparse patch has 15 % values that are not zero, a listed one 1 %; values are float32.
+`{found["command"]}` on {found["machine"]}, {found["minutes"]:.0f} minutes. A base of 238 M
+parameters in one file, warm page cache. `apply` and `shutil.copyfile` of the base alternate,
+{PAIRS} pairs, each to a new file. A sparse patch has 15 % values that are not zero, a listed one
+1 %; values are float32.
 
 {markdown_table(applied)}
 
-A bfloat16 pool of four members, in memory of one process (`nm.merge` to a patch and `nm.apply`, against
-`nm.merge_and_apply`; the patch file is written with fsync, models without):
+A bfloat16 pool of four members, in one process: `nm.merge` to a patch and `nm.apply`, against
+`nm.merge_and_apply` (a patch is written with fsync, models without):
 
 {markdown_table(passes)}
 """

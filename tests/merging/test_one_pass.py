@@ -77,7 +77,7 @@ def folders(tmp_path):
             save_file({name: weights[name] for name in names}, folder / shard)
         index = {"weight_map": {n: shard for shard, names in shards.items() for n in names}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        (folder / "config.json").write_text('{"k": %d}' % k)
+        (folder / "config.json").write_text(json.dumps({"k": k}))
         (folder / "README.md").write_text("the base's")
     return tmp_path / "f0", [tmp_path / "f1", tmp_path / "f2"]
 

@@ -1,7 +1,7 @@
 """Speed of `apply` compared with copying the base, and of one pass compared with merge and apply.
 
-    python benchmarks/applying.py                  everything; the files are written to a cache folder
-    python benchmarks/applying.py --clean          remove that folder
+    python benchmarks/applying.py            everything; files are written to a cache folder
+    python benchmarks/applying.py --clean    remove that folder
 
 Each pair is measured alternately in one process, with warm caches. Both outputs are new files, made
 without preallocating (`apply` reserves space itself) and without fsync, as `cp` writes; a second

@@ -19,8 +19,8 @@ from negmerge.vectors.ranges import Adder, Range
 from negmerge.vectors.task_vector import TaskVector
 
 RANGE = 1 << 20
-"""Elements of one unit of work, a multiple of `entry.LISTED`: with fewer, Python takes as long as the
-addition."""
+"""Elements of one unit of work, a multiple of `entry.LISTED`; for fewer the interpreter would take
+as long as the addition."""
 LARGE = 1 << 30
 """For a base of more bytes numba is loaded."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -80,18 +80,27 @@ def make_pool(
     return paths[0], paths[1:]
 
 
+@cache
+def _normal() -> torch.Tensor:
+    """Return a block of random numbers, from which all tensors take theirs: random enough, fast."""
+    return torch.randn(1 << 24, generator=torch.Generator().manual_seed(0))
+
+
 def _values(k: int, kind: torch.dtype) -> Callable[[int, tuple[int, ...]], torch.Tensor]:
     """Return the values of one tensor of model k; model 0 is the base."""
 
-    def normal(seed: tuple[int, int], shape: tuple[int, ...], scale: float) -> Any:
-        rng = np.random.default_rng(seed)
-        return rng.standard_normal(prod(shape), dtype=np.float32).reshape(shape) * scale
+    def normal(stream: int, number: int, count: int) -> torch.Tensor:
+        block = _normal()
+        at = (stream * 7_368_787 + number * 1_299_709) % block.numel()
+        rolled = torch.cat([block[at:], block[:at]])
+        return rolled.repeat(-(-count // block.numel()))[:count]
 
     def values(number: int, shape: tuple[int, ...]) -> torch.Tensor:
-        found = normal((number, 0), shape, 2e-2)
+        count = prod(shape)
+        found = normal(0, number, count) * 2e-2
         if k:
-            found += normal((number, -1 % 2**32), shape, 2e-4) + normal((number, k), shape, 3e-4)
-        return torch.from_numpy(found.astype(np.float32)).to(kind)
+            found += normal(1, number, count) * 2e-4 + normal(k + 1, number, count) * 3e-4
+        return found.reshape(shape).to(kind)
 
     return values
 
@@ -118,6 +127,37 @@ def _write(
     weight_map = {name: f for f, part in zip(files, parts, strict=True) for name in part}
     index = {"metadata": {}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "config.json").write_text(json.dumps(_config(shapes), indent=2))
+
+
+def _config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration by which other programs know a Llama."""
+    words, width = shapes["model.embed_tokens.weight"]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": shapes["model.layers.0.mlp.up_proj.weight"][0],
+        "num_attention_heads": 16,
+        "num_hidden_layers": sum(name.endswith("input_layernorm.weight") for name in shapes),
+        "num_key_value_heads": 16,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": words,
+    }
+
+
+def make_holes(folder: Path, elements: int, n: int) -> Pool:
+    """Write models with one bfloat16 tensor that takes no space on the disk: all zero."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.safetensors" for name in ("base", *(f"m{k}" for k in range(n)))]
+    tensor = {"dtype": "BF16", "shape": [elements], "data_offsets": [0, 2 * elements]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    for path in paths:
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + 2 * elements)
+    return paths[0], paths[1:]
 
 
 def files_of(paths: list[Path]) -> list[Path]:

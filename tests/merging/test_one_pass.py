@@ -146,6 +146,7 @@ def test_a_failure_leaves_nothing(tmp_path):
         ("--negate 1 --layout dense", "--layout"),
         ("--negate 1 --values bfloat16", "--values"),
         ("--add 1 --digest", "--digest"),
+        ("--add 1 --dry-run", "--dry-run"),
         ("--add 1 --negate 1", "either"),
         ("--negate -1", "≥ 0"),
         ("--dtype float32", "--negate"),

@@ -10,11 +10,10 @@ from negmerge.checkpoints.dtypes import widen as widened
 from negmerge.checkpoints.fingerprint import checksum
 from negmerge.merging.dissent import count_dissent
 from negmerge.merging.rows import BFLOAT16, FLOAT16, widen
-from negmerge.merging.thresholds import count_digits, gather
+from negmerge.merging.thresholds import gather
 from negmerge.vectors.compiled_addition import add_dense, add_sparse
 
 RNG = np.random.default_rng(0)
-INFINITE = np.uint64(0x7FF0000000000000)
 
 
 @pytest.mark.parametrize(
@@ -24,8 +23,8 @@ def test_every_16_bit_number_is_widened_exactly(kind: int, dtype: str, infinite:
     every = np.arange(1 << 16, dtype=np.uint16)
     words = every[(every & 0x7FFF) <= infinite]  # all but NaN
     raw = words[: words.size // 2 * 2].view(np.uint8).reshape(2, -1)
-    rows = np.zeros((2, raw.shape[1] // 2), np.float32)
-    widen(raw, kind, rows.shape[1], rows)
+    rows = np.zeros((2, 1, raw.shape[1] // 2), np.float32)
+    widen(raw, kind, 0, rows.shape[1], rows)
     wanted = widened(raw.reshape(-1), dtype).astype(np.float32)
     assert rows.tobytes() == wanted.tobytes()
 
@@ -48,36 +47,39 @@ def test_the_only_dissenter():
     assert counts.tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize("kind", [BFLOAT16, FLOAT16])
+def test_a_part_of_a_row_is_widened_to_some_strips(kind: int):
+    numbers = RNG.standard_normal((3, 4000)).astype(np.float16)
+    raw, rows = numbers.view(np.uint8), np.full((3, 4, 100), 7.0, np.float32)
+    widen(raw, kind, 300, 2, rows)
+    dtype = {BFLOAT16: "BF16", FLOAT16: "F16"}[kind]
+    wanted = [widened(row[600:1000], dtype).astype(np.float32).tobytes() for row in raw]
+    assert [row[:2].tobytes() for row in rows] == wanted
+    assert (rows[:, 2:] == 7).all()
+
+
 @pytest.mark.parametrize("mean", [False, True])
 def test_magnitudes_between_bounds(mean: bool):
-    rows = RNG.standard_normal((4, 5000)).astype(np.float32)
+    rows = (RNG.integers(-300, 300, (4, 5000)) / 64).astype(np.float32)
     deltas = rows[1:].astype(np.float64) - rows[0]
     total = np.zeros(5000)
     for delta in deltas:
         total += delta
     values = abs(total / 3)[None] if mean else abs(deltas)
     width = len(values)
-    low, high, above = np.full(width, 0.5), np.full(width, 1.0), np.zeros(width, np.int64)
-    inside, sizes = np.zeros((width, 5001)), np.zeros(width, np.int64)
-    gather(rows, mean, 5000, low, high, above, inside, sizes)
-    for g, own in enumerate(values):
-        assert above[g] == np.count_nonzero(own > 1.0)
-        kept = own[(own >= 0.5) & (own <= 1.0)]
-        assert inside[g, : sizes[g]].tobytes() == kept.tobytes()
-
-
-@pytest.mark.parametrize("shift", [48, 32, 16, 0])
-def test_digits_of_numbers(shift: int):
-    values = np.append(abs(RNG.standard_normal(2000)), [0.0, 5e-324, np.inf, np.nan])
-    bits = values.view(np.uint64)
-    prefix = np.uint64(0) if shift == 48 else bits[0] >> np.uint64(shift + 16)
-    counts = np.zeros(1 << 16, np.int64)
-    count_digits(bits, prefix, np.uint64(shift), counts)
-    kept = [
-        b for b in bits.tolist() if b <= INFINITE and (shift == 48 or b >> shift + 16 == prefix)
-    ]
-    digits = [(b >> shift) & 0xFFFF for b in kept]
-    assert counts.tolist() == np.bincount(digits, minlength=1 << 16).tolist()
+    low, high = np.full(width, 0.5), np.full(width, 1.0)
+    wanted = np.arange(width) != 1
+    counts, sizes = np.zeros((width, 3), np.int64), np.zeros(width, np.int64)
+    between = np.zeros((width, 4990))
+    gather(rows, mean, 4990, wanted, low, high, counts, between, sizes)
+    for g, own in enumerate(values[:, :4990]):
+        if not wanted[g]:
+            assert not counts[g].any()
+            assert not sizes[g]
+            continue
+        assert counts[g].tolist() == [(own > 1).sum(), (own == 1).sum(), (own == 0.5).sum()]
+        kept = own[(own > 0.5) & (own < 1.0)]
+        assert between[g, : sizes[g]].tobytes() == kept.tobytes()
 
 
 @pytest.mark.parametrize(("factor", "scale"), [(1.0, -0.45), (1e37, 1e3)])

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from math import copysign
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -252,6 +253,7 @@ def merge(
     device: str = "cpu",
     digest: Flag = False,
     allow_duplicates: Flag = False,
+    dry_run: Flag = False,
     json_: Json = False,
 ) -> None:
     """Merge fine-tuned models into one sparse patch, or with --negate or --add into a model.
@@ -274,6 +276,7 @@ def merge(
         device: The device that computes: cpu or cuda.
         digest: Record SHA-256 of every input file.
         allow_duplicates: Accept models with the same weights.
+        dry_run: Write no patch; merge a small part to tell the bytes, the memory and the seconds.
         json_: Print progress and result as JSON lines.
     """
     begun = time.perf_counter()
@@ -281,6 +284,7 @@ def merge(
     if negate is not None or add is not None:
         scale = signed_scale(negate, add)
         given = {"--layout": layout != "auto", "--values": values != "keep", "--digest": digest}
+        given |= {"--dry-run": dry_run}
         for option_name, is_given in given.items():
             if is_given:
                 raise OptionError(
@@ -311,8 +315,30 @@ def merge(
         raise OptionError("--dtype, --shard-size: are for models; add --negate λ or --add λ")
     from negmerge.checkpoints.checkpoint import Checkpoint
     from negmerge.merging.engine import merge as run
+    from negmerge.merging.estimate import estimate
     from negmerge.vectors.values import loss_text
 
+    if dry_run:
+        need = estimate(
+            base,
+            models,
+            rule,
+            key_values(option or []),
+            folder=out.absolute().parent,
+            buffers=buffers,
+            workers=workers,
+            max_memory=limit,
+            device=device,
+            allow_duplicates=allow_duplicates,
+        )
+        print_result(
+            asdict(need),
+            f"{rule} of {len(models)}: reads {decimal(need.read_bytes)}, writes about "
+            f"{decimal(need.patch_bytes)}, needs at most {decimal(need.memory)} of memory, takes "
+            f"about {need.seconds:.1f} s (from merging {need.sampled:.1%} of the elements)",
+            json_,
+        )
+        return
     with make_progress("json" if json_ else "auto") as progress:
         tau = run(
             base,

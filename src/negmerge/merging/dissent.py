@@ -32,12 +32,14 @@ def sample_dissent(
     counts, sampled = np.zeros(n, np.int64), 0
     every = 1 if elements <= EXACT else 256
     unused = np.zeros(n + 1, np.uint64)
-    for j, start in enumerate(range(segment.start, segment.stop, STRIP)):
-        if n >= 3 and (segment.strip + j) % every == 0:
-            size = min(STRIP, segment.stop - start)
-            rows = reader.read(segment.info.name, start, size, unused)
-            count_dissent(rows, size, counts)
-            sampled += size
+    if n < 3:
+        return counts, sampled
+    first = segment.start + -segment.strip % every * STRIP
+    for start in range(first, segment.stop, every * STRIP):
+        size = min(STRIP, segment.stop - start)
+        rows = reader.read(segment.info.name, start, size, unused)
+        count_dissent(rows, size, counts)
+        sampled += size
     return counts, sampled
 
 

@@ -98,13 +98,52 @@ def add_extent(rows, s, edges):
             low[i], high[i], total[i] = x, y, z
     for i in range(STRIP):
         total[i] += high[i] - low[i]
-    if finite(total):
-        return True
-    for k in range(1, n + 1):
+    return finite(total) or changes_are_finite(rows, s)
+
+
+@register_jitable
+def add_extent_and_total(rows, s, edges, total):
+    """Do the same as `add_extent` and `add_total` in one pass over the members."""
+    n = rows.shape[0] - 1
+    base, low, high = rows[0, s], edges[0], edges[1]
+    for i in range(STRIP):
+        low[i] = np.inf
+        high[i] = -np.inf
+        total[i] = 0.0
+    for k in range(1, n + 1, 3):
+        m0, m1, m2 = rows[k, s], rows[min(k + 1, n), s], rows[min(k + 2, n), s]
+        # A member that does not exist adds nothing: it is compared twice, but multiplied by zero.
+        second = 1.0 if k + 1 <= n else 0.0
+        third = 1.0 if k + 2 <= n else 0.0
         for i in range(STRIP):
-            if not abs(np.float64(rows[k, s, i]) - np.float64(base[i])) < np.inf:
+            x, y, b, t = low[i], high[i], np.float64(base[i]), total[i]
+            m = m0[i]
+            x, y, t = m if m < x else x, m if m > y else y, t + (np.float64(m) - b)
+            m = m1[i]
+            x, y, t = m if m < x else x, m if m > y else y, t + (np.float64(m) - b) * second
+            m = m2[i]
+            x, y, t = m if m < x else x, m if m > y else y, t + (np.float64(m) - b) * third
+            low[i], high[i], total[i] = x, y, t
+    return finite(total) or changes_are_finite(rows, s)
+
+
+@register_jitable
+def changes_are_finite(rows, s):
+    """Return whether the changes of all members of a strip are finite, one by one."""
+    for k in range(1, rows.shape[0]):
+        for i in range(STRIP):
+            if not abs(np.float64(rows[k, s, i]) - np.float64(rows[0, s, i])) < np.inf:
                 return False
     return True
+
+
+@register_jitable
+def count_flags(flags):
+    """Return the number of flags that are set."""
+    found = np.int32(0)
+    for i in range(STRIP):
+        found += np.int32(1) if flags[i] else np.int32(0)
+    return found
 
 
 @intrinsic
@@ -148,14 +187,16 @@ def fold_unanimous(
     """
     agreed = state[0]
     base, low, high = rows[0, s], edges[0], edges[1]
-    all_finite = add_extent(rows, s, edges)
-    agreements = np.int32(0)
+    # Where many elements agree it is faster to sum all. The flags are still those of the strip
+    # before this one, which is about as dense; only the speed depends on the choice.
+    dense = count_flags(flags) > STRIP // 16
+    if dense:
+        all_finite = add_extent_and_total(rows, s, edges, agreed)
+    else:
+        all_finite = add_extent(rows, s, edges)
     for i in range(STRIP):
         flags[i] = (low[i] > base[i]) | (high[i] < base[i])
-    for i in range(STRIP):
-        agreements += np.int32(1) if flags[i] else np.int32(0)
-    if agreements > STRIP // 16:  # so many that summing all elements at once is faster
-        add_total(rows, s, agreed)
+    if dense:
         for i in range(STRIP):
             agreed[i] = agreed[i] if flags[i] else 0.0
         return all_finite

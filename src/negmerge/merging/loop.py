@@ -18,7 +18,7 @@ from numba.extending import overload, register_jitable
 
 from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.fingerprint import BLOCK
-from negmerge.merging.fast_folds import bits_of, lowest_bit
+from negmerge.merging.fast_folds import bits_of, count_flags, lowest_bit
 from negmerge.merging.folds import STRIP, Fold, State, jitable
 from negmerge.merging.rows import read_rows, widen
 from negmerge.support.jit import Check, compiled
@@ -56,33 +56,12 @@ def divide(values, divisor, out):
 
 
 @register_jitable
-def write_most(values, divisor, flags, mask, out, at, size, nonzero):
-    """Do the same as `write_packed`, for a strip of which many values are not zero."""
-    place = out[nonzero : nonzero + size]
-    infinite = np.int64(0)
-    divide(values, divisor, values[:size])
-    for i in range(size):
-        value = out.dtype.type(values[i]) if flags[i] else out.dtype.type(0)
-        infinite |= np.int64(0) if abs(value) < np.inf else np.int64(1)
-        flags[i] = value != 0
-    if infinite:
-        return NOT_FINITE
-    for first in range(0, STRIP, 64):
-        mask[(at + first) // 64] = bits_of(flags, first)
-    found = 0
-    for i in range(size):
-        # Without a branch: always written, and overwritten by the next one if it is zero.
-        place[found] = values[i]
-        found += flags[i]
-    return nonzero + found
-
-
-@register_jitable
 def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
     """Write a bit for each value of a strip, and the values that are not zero, divided and rounded.
 
     Args:
-        flags: not zero where a value is not zero.
+        values: the values of the strip; they are overwritten.
+        flags: 1 where a value is not zero, else 0.
         mask: the bits, low bit first, in words of 64.
         out: the values that are not zero, one after the other.
         at: the position of the strip in its segment.
@@ -92,29 +71,54 @@ def write_packed(values, divisor, flags, mask, out, at, size, nonzero):
     Returns:
         The number of values so far that are not zero, or NOT_FINITE.
     """
-    infinite = False
     for i in range(size, STRIP):  # a rule may return other values for the zeros after the end
         flags[i] = 0
-    found = np.int32(0)
-    for i in range(STRIP):
-        found += np.int32(1) if flags[i] else np.int32(0)
-    if found > STRIP * 3 // 8:
-        return write_most(values, divisor, flags, mask, out, at, size, nonzero)
+    found = pack(values, flags)
+    place = out[nonzero : nonzero + found]
+    divide(values, divisor, place)
+    infinite, zero = np.int64(0), np.int64(0)
+    for i in range(found):
+        infinite |= np.int64(0) if abs(place[i]) < np.inf else np.int64(1)
+        zero |= np.int64(1) if place[i] == 0 else np.int64(0)
+    if infinite:
+        return NOT_FINITE
+    if zero:  # too small for the format
+        found = remove_zeros(place, flags)
     for first in range(0, STRIP, 64):
-        bits = bits_of(flags, first)
-        rest = bits
+        mask[(at + first) // 64] = bits_of(flags, first)
+    return nonzero + found
+
+
+@register_jitable
+def pack(values, flags):
+    """Move the values whose flags are set to the front; return their number."""
+    found = np.uint64(0)  # an index that cannot be negative is faster
+    if count_flags(flags) > STRIP // 16:
+        for i in range(STRIP):
+            # Without a branch: always written, and overwritten by the next one if it is zero.
+            values[found] = values[i]
+            found += np.uint64(flags[i])
+        return np.int64(found)
+    for first in range(0, STRIP, 64):
+        rest = bits_of(flags, first)
         while rest:
-            i = lowest_bit(rest)
-            value = out.dtype.type(values[np.uint64(first) + i] / divisor)
-            out[nonzero] = value
-            if value != 0:
-                nonzero += 1
-            else:  # too small for the format
-                bits &= ~(np.uint64(1) << i)
-            infinite |= not abs(value) < np.inf
+            values[found] = values[np.uint64(first) + lowest_bit(rest)]
+            found += np.uint64(1)
             rest &= rest - np.uint64(1)
-        mask[(at + first) // 64] = bits
-    return NOT_FINITE if infinite else nonzero
+    return np.int64(found)
+
+
+@register_jitable
+def remove_zeros(packed, flags):
+    """Remove the zeros from packed values, and clear their flags; return the number of values."""
+    found = at = 0
+    for i in range(STRIP):
+        if flags[i]:
+            packed[found] = packed[at]
+            flags[i] = packed[at] != 0
+            found += flags[i]
+            at += 1
+    return found
 
 
 @register_jitable

@@ -2,8 +2,8 @@
 
 A worker merges a segment, adds it to the base and writes the sum to its place in the output. τ is
 rounded to the format that a patch would store, so that the result has the bytes of `nm.merge` and
-`nm.apply`. Every model is read once from the disk, and once before that for rules with a first pass
-(TIES, localize); the segment of the base is read a second time while it is in the page cache.
+`nm.apply`. Every model is read once from the disk, and at most twice before that for rules with a
+first pass (TIES, localize); a segment of the base is read again while it is in the page cache.
 """
 
 from __future__ import annotations

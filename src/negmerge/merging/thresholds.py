@@ -1,30 +1,38 @@
 """The exact k-th largest magnitude of vectors that do not fit into memory: a first pass of a rule.
 
-A sample of strips gives two bounds of the threshold. One pass over the files counts the magnitudes
-above the upper bound and collects those between the bounds. If the threshold is not between the
-bounds, or too many magnitudes are (many equal magnitudes, a bad sample), it is found digit by
-digit: its 16-bit digits are counted, from the highest, in one pass each.
+A sample of strips gives two bounds of the threshold. A pass over the files counts the magnitudes
+above the bounds and at them, and collects those between them, which are few. If they are too many
+for the memory, they are counted in `BINS` ranges of equal width instead, and a second pass looks
+only at the range that has the threshold. Only vectors that are made to defeat the sample need more
+passes. The result is exact in every case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.merging.fast_folds import bits_of, lowest_bit
 from negmerge.merging.first_pass import Changes, FirstPass, Floats
 from negmerge.merging.folds import STRIP
 from negmerge.merging.tiles import Segment, segments
-from negmerge.support.jit import compiled_as_python
+from negmerge.support.jit import compiled, compiled_as_python, equals_reference
 
 SMALL = 1 << 20
 """All magnitudes are collected of vectors with at most this number of elements."""
-MARGIN = 0.003
+MARGIN = 0.0025
 """Half the distance between the bounds, as a share of all elements."""
+MOST = 8 << 20
+"""The number of magnitudes of all vectors together that are collected."""
+BINS = 1 << 16
+INFINITE = np.float64(np.inf).view(np.uint64).item()
+
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,27 +49,121 @@ class Threshold(FirstPass):
         k = int(self.density * changes.elements)
         if k >= changes.elements:
             return np.zeros(changes.width)
-        rank = k + 1
-        low, high = _bounds(changes, rank)
-        above, inside = _collect(changes, low, high)
-        least = np.zeros(changes.width)
-        missed: list[int] = []
-        for g, values in enumerate(inside):
-            if values is None or not above[g] < rank <= above[g] + values.size:
-                missed.append(g)
-                continue
-            place = values.size - (rank - above[g])
-            least[g] = np.partition(values, place)[place]
-        if missed:
-            least[missed] = _by_digits(changes, rank, missed)
-        return least
+        searches = [
+            Search(k + 1, *bounds, max(4096, MOST // changes.width))
+            for bounds in _bounds(changes, k + 1)
+        ]
+        while any(search.found is None for search in searches):
+            _search(changes, searches)
+        return np.array([search.found for search in searches])
 
 
-def _bounds(changes: Changes, rank: int) -> tuple[Floats, Floats]:
+@dataclass
+class Search:
+    """The search for the `rank`-th largest magnitude of one vector between two bounds.
+
+    Magnitudes are compared by the bits of their float64 numbers, which have the same order.
+
+    Args:
+        low: the bits of the lower bound; the threshold may be equal to a bound.
+        high: the bits of the upper bound.
+        room: the number of magnitudes that may be collected in one pass.
+    """
+
+    rank: int
+    low: int
+    high: int
+    room: int
+    found: float | None = None
+    counts: Counts = field(default_factory=lambda: np.zeros(3, np.int64))
+    """The magnitudes above the upper bound, at the upper bound, and at the lower bound."""
+    between: list[NDArray[np.uint64]] = field(default_factory=list)
+    """The bits of the magnitudes between the bounds, unless there are too many."""
+    bins: Counts | None = None
+    """The number of magnitudes in each of the ranges between the bounds, if there are too many."""
+
+    @property
+    def shift(self) -> int:
+        """The binary logarithm of the width of a bin."""
+        return max(0, (self.high - self.low).bit_length() - (BINS.bit_length() - 1))
+
+    def add(self, counts: Counts, magnitudes: Floats) -> None:
+        """Add the counts of a range of elements, and its magnitudes between the bounds."""
+        self.counts += counts
+        self.between.append(magnitudes.view(np.uint64))
+        self.room -= magnitudes.size
+        if self.room < 0 and self.bins is None:
+            self.bins = np.zeros(BINS, np.int64)
+        if self.bins is not None:
+            for bits in self.between:
+                places = (bits - np.uint64(self.low)) >> np.uint64(self.shift)
+                np.add.at(self.bins, places.astype(np.int64), 1)
+            self.between.clear()
+
+    def conclude(self, room: int) -> None:
+        """Find the threshold after a pass, or narrower bounds for the next pass."""
+        above, at_high, at_low = map(int, self.counts)
+        bits = np.concatenate(self.between) if self.between else np.empty(0, np.uint64)
+        inside = bits.size if self.bins is None else int(self.bins.sum())
+        rank = self.rank - above
+        if rank <= 0:
+            self.low, self.high = self.high, INFINITE
+        elif rank <= at_high:
+            self.found = _number(self.high)
+        elif rank <= at_high + inside:
+            self._inside(bits, rank - at_high)
+        elif rank <= at_high + inside + at_low or self.low == 0:
+            # NaN is not counted; a tensor with NaN is refused when it is merged.
+            self.found = _number(self.low)
+        else:
+            self.low, self.high = 0, self.low
+        self.counts = np.zeros(3, np.int64)
+        self.between, self.bins, self.room = [], None, room
+
+    def _inside(self, bits: NDArray[np.uint64], rank: int) -> None:
+        if self.bins is None:
+            place = bits.size - rank
+            self.found = _number(int(np.partition(bits, place)[place]))
+            return
+        index = int(np.searchsorted(np.cumsum(self.bins[::-1]), rank))
+        first = self.low + ((BINS - 1 - index) << self.shift)
+        if self.shift == 0:
+            self.found = _number(first)
+            return
+        # The bounds themselves are not in the bin, except that the lowest bin begins at the bound.
+        self.low, self.high = max(self.low, first - 1), min(self.high, first + (1 << self.shift))
+
+
+def _number(bits: int) -> float:
+    return float(np.uint64(bits).view(np.float64))
+
+
+def _search(changes: Changes, searches: list[Search]) -> None:
+    """Do one pass over the vectors for all searches that have not ended."""
+    low = np.array([search.low for search in searches], np.uint64).view(np.float64)
+    high = np.array([search.high for search in searches], np.uint64).view(np.float64)
+    wanted = np.array([search.found is None for search in searches])
+
+    def run(rows: NDArray[Any], size: int) -> tuple[Counts, list[Floats]]:
+        counts, sizes = np.zeros((changes.width, 3), np.int64), np.zeros(changes.width, np.int64)
+        between = np.empty((changes.width, size))
+        gather(rows, changes.mean, size, wanted, low, high, counts, between, sizes)
+        return counts, [between[g, : sizes[g]].copy() for g in range(changes.width)]
+
+    for counts, between in changes.each(run):
+        for search, own, magnitudes in zip(searches, counts, between, strict=True):
+            search.add(own, magnitudes)
+    for search in searches:
+        if search.found is None:
+            search.conclude(max(4096, MOST // changes.width))
+
+
+def _bounds(changes: Changes, rank: int) -> list[tuple[int, int]]:
+    """Return the bits of two bounds for each vector, from a sample of strips."""
     if changes.elements <= SMALL:
-        return np.zeros(changes.width), np.full(changes.width, np.inf)
+        return [(0, INFINITE)] * changes.width
     strips = changes.elements // STRIP
-    every = max(1, strips // 256)
+    every = max(1, strips // min(256, max(64, 4096 // changes.width)))
     sample = [
         Segment(s.info, start, min(start + STRIP, s.stop))
         for s in segments(changes.tensors)
@@ -77,60 +179,12 @@ def _bounds(changes: Changes, rank: int) -> tuple[Floats, Floats]:
     values.partition(places, axis=1)
     low = values[:, places[0]].copy() if last < size - 1 else np.zeros(changes.width)
     high = values[:, places[1]].copy() if first > 0 else np.full(changes.width, np.inf)
-    return low, high
-
-
-def _collect(
-    changes: Changes, low: Floats, high: Floats
-) -> tuple[NDArray[np.int64], list[Floats | None]]:
-    """Count the magnitudes above the bounds, and collect those between; None if too many."""
-    above = np.zeros(changes.width, np.int64)
-    inside: list[list[Floats]] = [[] for _ in range(changes.width)]
-    most = max(SMALL, int(changes.elements * MARGIN * 4))
-
-    def run(rows: NDArray[Any], size: int) -> tuple[NDArray[np.int64], list[Floats]]:
-        counts, sizes = np.zeros(changes.width, np.int64), np.zeros(changes.width, np.int64)
-        found = np.empty((changes.width, size + 1))
-        gather(rows, changes.mean, size, low, high, counts, found, sizes)
-        return counts, [found[g, : sizes[g]].copy() for g in range(changes.width)]
-
-    total = np.zeros(changes.width, np.int64)
-    for counts, found in changes.each(run):
-        above += counts
-        for g, values in enumerate(found):
-            total[g] += values.size
-            inside[g].append(values)
-            if total[g] > most:
-                inside[g].clear()
-    return above, [
-        np.concatenate(values) if total[g] <= most else None for g, values in enumerate(inside)
-    ]
-
-
-def _by_digits(changes: Changes, rank: int, missed: list[int]) -> Floats:
-    """Find thresholds by counting the 16-bit digits of their float64 bits, highest first."""
-    prefixes = dict.fromkeys(missed, 0)
-    ranks = dict.fromkeys(missed, rank)
-    for shift in (48, 32, 16, 0):
-
-        def run(rows: NDArray[Any], size: int, shift: int = shift) -> NDArray[np.int64]:
-            values = _magnitudes(changes, rows, size)
-            counts = np.zeros((len(missed), 1 << 16), np.int64)
-            for row, g in enumerate(missed):
-                bits = values[g].view(np.uint64)
-                count_digits(bits, np.uint64(prefixes[g]), np.uint64(shift), counts[row])
-            return counts
-
-        counts = np.zeros((len(missed), 1 << 16), np.int64)
-        for found in changes.each(run, segments(changes.tensors)):
-            counts += found
-        for row, g in enumerate(missed):
-            from_top = np.cumsum(counts[row][::-1])
-            # NaN is not counted; a tensor with NaN is refused when it is merged.
-            digit = (1 << 16) - 1 - min(int(np.searchsorted(from_top, ranks[g])), (1 << 16) - 1)
-            ranks[g] -= int(from_top[-1] - np.cumsum(counts[row])[digit])
-            prefixes[g] = (prefixes[g] << 16) | digit
-    return np.array([prefixes[g] for g in missed], np.uint64).view(np.float64)
+    # NaN is replaced: it has no place in the order.
+    low, high = (
+        np.nan_to_num(low, nan=0.0, posinf=np.inf),
+        np.nan_to_num(high, nan=np.inf, posinf=np.inf),
+    )
+    return list(zip(low.view(np.uint64).tolist(), high.view(np.uint64).tolist(), strict=True))
 
 
 def _magnitudes(changes: Changes, rows: NDArray[Any], size: int) -> Floats:
@@ -175,66 +229,76 @@ def magnitudes(rows: NDArray[Any], mean: bool, g: int, start: int, out: Floats) 
 
 
 def _tiles(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    rows = _rows(dtypes)
-    size = rows.shape[1]
+    rows = np.tile(_rows(dtypes), (1, 7))
+    rows[:, :50] = rows[:, 50:100]  # equal magnitudes, some of them at the bounds
+    size = rows.shape[1] - 3
     for mean, width in ((False, 3), (True, 1)):
-        low, high = np.full(width, 0.5), np.full(width, 1.0)
-        above, sizes = np.zeros(width, np.int64), np.zeros(width, np.int64)
-        yield rows, mean, size, low, high, above, np.zeros((width, size + 1)), sizes
+        some = np.zeros(200)
+        magnitudes(rows, mean, 0, 0, some)
+        low, high = np.sort(some)[[60, 130]]
+        wanted = np.arange(width) != 1
+        counts, sizes = np.ones((width, 3), np.int64), np.zeros(width, np.int64)
+        bounds = np.full(width, low), np.full(width, high)
+        yield rows, mean, size, wanted, *bounds, counts, np.zeros((width, size)), sizes
 
 
-@compiled_as_python(_tiles)
+def _gather(rows, mean, size, wanted, low, high, counts, between, sizes):  # pyright: ignore
+    """Do the same as `gather`, with numpy."""
+    for g in np.flatnonzero(wanted):
+        values = np.empty(size)
+        magnitudes.py_func(rows, mean, g, 0, values)
+        found = values[(values > low[g]) & (values < high[g])]
+        counts[g] += [(values > high[g]).sum(), (values == high[g]).sum(), (values == low[g]).sum()]
+        between[g, : found.size], sizes[g] = found, found.size
+
+
+@compiled(equals_reference(_gather, _tiles))
 def gather(
     rows: NDArray[Any],
     mean: bool,
     size: int,
+    wanted: NDArray[np.bool_],
     low: Floats,
     high: Floats,
-    above: NDArray[np.int64],
-    inside: Floats,
-    sizes: NDArray[np.int64],
+    counts: Counts,
+    between: Floats,
+    sizes: Counts,
 ) -> None:
-    """Count the magnitudes above `high`, and write those from `low` to `high` to `inside`.
+    """Count the magnitudes above and at the bounds, and write those between them to `between`.
 
     Args:
         rows: the models, the base first.
         mean: whether the only vector is the mean.
-        above: the counts of each vector, which are increased.
-        inside: a row for each vector, longer than `size` by one.
+        wanted: the vectors to look at.
+        counts: for each vector, the magnitudes above `high`, at `high` and at `low`; they are
+            increased.
+        between: a row of `size` numbers for each vector.
         sizes: the number of magnitudes written to each row.
     """
-    strip = np.empty(STRIP)
-    for g in range(inside.shape[0]):
+    strip, flags = np.empty(STRIP), np.zeros(STRIP, np.uint8)
+    for g in range(between.shape[0]):
+        if not wanted[g]:
+            continue
         least, most = low[g], high[g]
         at = 0
         for start in range(0, size, STRIP):
-            some = strip[: min(STRIP, size - start)]
-            magnitudes(rows, mean, g, start, some)
-            count = 0
-            for i in range(some.shape[0]):
-                count += some[i] > most
-            above[g] += count
-            for i in range(some.shape[0]):
-                # Without a branch: always written, and overwritten by the next one if outside.
-                inside[g, at] = some[i]
-                at += (some[i] >= least) & (some[i] <= most)
+            count = min(STRIP, size - start)
+            magnitudes(rows, mean, g, start, strip[:count])
+            strip[count:] = -1.0  # no magnitude
+            above = at_most = at_least = np.int64(0)
+            for i in range(STRIP):
+                above += np.int64(1) if strip[i] > most else np.int64(0)
+                at_most += np.int64(1) if strip[i] == most else np.int64(0)
+                at_least += np.int64(1) if strip[i] == least else np.int64(0)
+            for i in range(STRIP):
+                flags[i] = (strip[i] > least) & (strip[i] < most)
+            counts[g, 0] += above
+            counts[g, 1] += at_most
+            counts[g, 2] += at_least
+            for first in range(0, STRIP, 64):
+                rest = bits_of(flags, first)
+                while rest:
+                    between[g, at] = strip[np.uint64(first) + lowest_bit(rest)]
+                    at += 1
+                    rest &= rest - np.uint64(1)
         sizes[g] = at
-
-
-def _digits(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    values = abs(np.random.default_rng(0).standard_normal(500))
-    bits = np.append(values, [0.0, 5e-324, np.inf, np.nan]).view(np.uint64)
-    counts = np.zeros(1 << 16, np.int64)
-    yield bits, np.uint64(0), np.uint64(48), counts
-    yield bits, bits[0] >> np.uint64(48), np.uint64(32), counts
-
-
-@compiled_as_python(_digits)
-def count_digits(
-    bits: NDArray[np.uint64], prefix: np.uint64, shift: np.uint64, counts: NDArray[np.int64]
-) -> None:
-    """Count the 16-bit digits, `shift` bits from the end, of float64 numbers with a `prefix`."""
-    infinite = np.uint64(0x7FF0000000000000)
-    for i in range(bits.shape[0]):
-        if bits[i] <= infinite and (shift == 48 or bits[i] >> (shift + np.uint64(16)) == prefix):
-            counts[(bits[i] >> shift) & np.uint64(0xFFFF)] += 1

@@ -22,7 +22,9 @@ RANGE = 1 << 20
 """Elements of one unit of work, a multiple of `entry.LISTED`; for fewer the interpreter would take
 as long as the addition."""
 LARGE = 1 << 30
-"""For a base of more bytes numba is loaded."""
+"""For more bytes numba is loaded."""
+VALUE = 32
+"""Adding one value with numpy takes as long as reading and checking so many bytes."""
 
 
 class Addition:
@@ -40,7 +42,8 @@ class Addition:
         self.changed = self.clamped = 0
         self.lost: dict[str, int] = {}
         self.sources = [*model.sources, *([] if tau.path is None else [tau.path])]
-        self.compiled = _worth_compiling(model.nbytes)
+        values = sum(e.elements if e.layout == "dense" else e.nonzero for e in tau.entries.values())
+        self.compiled = _worth_compiling(model.nbytes + VALUE * values)
 
     def run(self, formats: Mapping[str, str], put: Callable[[str, int, Bytes], None]) -> None:
         """Compute all tensors, then check the fingerprint of the base; see `output.Job`."""

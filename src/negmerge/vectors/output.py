@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class Job(Protocol):
     """
 
     model: Checkpoint
-    sources: Sequence[Path]
+    sources: list[Path]
     tau: TaskVector
     changed: int
     clamped: int

@@ -284,6 +284,7 @@ def patch_cases() -> None:
     roles = ("patch", "member", "base")
     in_roles("patch-of-version-3", later, "negmerge-patch/3", roles=roles)
     damaged("without-rule", lambda m: m.pop("rule"), "damaged", "rule")
+    damaged("with-a-base-of-two-lines", lambda m: m.update(base="a\nb"), "damaged", "base")
     damaged("without-table", lambda m: m.pop("tensors"), "JSON")
 
     def table(text: bytes, kind: str, keep: bool) -> Build:

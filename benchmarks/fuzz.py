@@ -292,6 +292,10 @@ def _models(folder: Path) -> list[Target]:
         save_file({k: v.astype(np.float32) for k, v in weights.items()}, path)
     base, pool = models[0], models[1:]
     nm.merge(base, pool, out=folder / "patch.safetensors", layout="sparse")
+    long = [folder / f"{name}.safetensors" for name in ("long", "changed")]
+    for k, path in enumerate(long):
+        save_file({"w": np.where(np.arange(900) % 400 == 7, k, 1).astype(np.float32)}, path)
+    nm.merge(long[0], long[1:], out=folder / "listed.safetensors", values="bfloat16")
     accumulator = Accumulator(base, {"consensus": {}, "ties": {}})
     for path in pool:
         accumulator.add(path)
@@ -307,6 +311,10 @@ def _models(folder: Path) -> list[Target]:
     def patch(path: Path) -> None:
         render(inspect(path))
         nm.apply(base, -0.5 * nm.TaskVector.load(path), folder / "applied.safetensors")
+
+    def listed(path: Path) -> None:
+        render(inspect(path))
+        nm.apply(long[0], -0.5 * nm.TaskVector.load(path), folder / "applied.safetensors")
 
     def folded(path: Path) -> None:
         Accumulator.load(path, base).finish("consensus")
@@ -327,12 +335,14 @@ def _models(folder: Path) -> list[Target]:
     for name, file, read in (
         ("header", "base", opened),
         ("patch", "patch", patch),
+        ("listed patch", "listed", listed),
         ("accumulator", "accumulator", folded),
     ):
         header, wrapped = with_data(file)
         found.append(Target(name, [header], read, whole=True, wrapped=wrapped))
     for name, file, read in (
         ("patch metadata", "patch", patch),
+        ("listed patch metadata", "listed", listed),
         ("accumulator metadata", "accumulator", folded),
     ):
         header, wrapped = with_data(file)

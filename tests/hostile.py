@@ -280,10 +280,11 @@ def patch_cases() -> None:
 
         return change
 
-    later = partial(write_damaged_patch, lambda m: m.update(format="negmerge-patch/2"))
+    later = partial(write_damaged_patch, lambda m: m.update(format="negmerge-patch/3"))
     roles = ("patch", "member", "base")
-    in_roles("patch-of-version-2", later, "negmerge-patch/2", roles=roles)
+    in_roles("patch-of-version-3", later, "negmerge-patch/3", roles=roles)
     damaged("without-rule", lambda m: m.pop("rule"), "damaged", "rule")
+    damaged("with-a-base-of-two-lines", lambda m: m.update(base="a\nb"), "damaged", "base")
     damaged("without-table", lambda m: m.pop("tensors"), "JSON")
 
     def table(text: bytes, kind: str, keep: bool) -> Build:
@@ -327,10 +328,54 @@ def patch_cases() -> None:
 
         in_roles(f"patch-{name}", build, part.partition("#")[0], roles=["patch"])
 
+    listed_cases()
     overwritten("with-a-bit-too-many", BLOCK + "#mask", lambda bits: bits | (bits + 1))
     overwritten("with-a-bit-too-few", BLOCK + "#mask", lambda bits: bits & (bits - 1))
     overwritten("with-a-bit-past-the-end", HEAD + "#mask", lambda bits: bits | 128)
     overwritten("with-nan", HEAD + "#values", lambda bits: bits | 0x7FFFFFFF)
+
+
+def listed_cases() -> None:
+    """Patches whose positions are listed: for 24 elements one block, its count, and positions."""
+    good = [3, 0, 1, 5, 9]
+    for name, words, wanted in (
+        ("unsorted", [3, 0, 5, 1, 9], "not in order"),
+        ("repeated", [3, 0, 5, 5, 9], "not in order"),
+        ("past-the-end", [3, 0, 1, 5, 24], "after the last of 24"),
+        ("count-too-small", [2, 0, 1, 5, 9], "2 positions are listed for 3"),
+        ("count-too-large", [4, 0, 1, 5, 9], "4 positions are listed for 3"),
+        ("count-of-65539", [3, 1, 1, 5, 9], "65539 positions are listed for 3"),
+    ):
+        build = partial(write_listed_patch, words, "negmerge-patch/2")
+        in_roles(f"patch-listed-{name}", build, BLOCK, wanted, "damaged", roles=["patch"])
+    short = partial(write_listed_patch, good[:-1], "negmerge-patch/2")
+    in_roles("patch-listed-short", short, BLOCK, "as listed", roles=("patch", "inspect"))
+    early = partial(write_listed_patch, good, "negmerge-patch/1")
+    in_roles("patch-listed-too-early", early, BLOCK, "not allowed", roles=("patch", "inspect"))
+
+
+def write_listed_patch(words: list[int], version: str, folder: Path) -> None:
+    """The patch with three listed positions instead of a mask."""
+    raw = patch()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    fields = json.loads(raw[8:end])
+    metadata = fields.pop("__metadata__")
+    row = ["F32", list(SHAPES[BLOCK]), "listed", 3]
+    rows = json.loads(metadata["tensors"]) | {BLOCK: row}
+    parts = {
+        name: (f["dtype"], f["shape"], raw[end + f["data_offsets"][0] : end + f["data_offsets"][1]])
+        for name, f in fields.items()
+        if not name.startswith(BLOCK)
+    }
+    parts[f"{BLOCK}#values"] = ("F32", [3], np.ones(3, np.float32).tobytes())
+    parts[f"{BLOCK}#list"] = ("U16", [len(words)], np.array(words, np.uint16).tobytes())
+    header: dict[str, Any] = {}
+    data = b""
+    for name, (dtype, shape, own) in parts.items():
+        header[name] = tensor(dtype, shape, (len(data), len(data) + len(own)))
+        data += own
+    header["__metadata__"] = metadata | {"format": version, "tensors": json.dumps(rows)}
+    (folder / BAD).write_bytes(raw_file(header, data))
 
 
 def write_damaged_patch(change: Callable[[dict[str, Any]], object], folder: Path) -> None:

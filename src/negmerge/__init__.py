@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from negmerge.evaluation.scales import Search as Search
     from negmerge.merging.accumulator import Accumulator as Accumulator
     from negmerge.merging.engine import merge as merge
+    from negmerge.merging.one_pass import merge_and_apply as merge_and_apply
     from negmerge.reports.page import report as report
     from negmerge.runs.methods import Pool as Pool
     from negmerge.runs.pipeline import run as run
@@ -41,6 +42,7 @@ _HOME = {
     "apply": "negmerge.vectors.apply",
     "find_scale": "negmerge.evaluation.functions",
     "merge": "negmerge.merging.engine",
+    "merge_and_apply": "negmerge.merging.one_pass",
     "report": "negmerge.reports.page",
     "run": "negmerge.runs.pipeline",
     "unlearn": "negmerge.api.unlearn",

@@ -13,12 +13,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import negmerge as nm
-from negmerge.checkpoints.dtypes import FLOAT_NAMES, FLOATS
+from negmerge.checkpoints.dtypes import BITS, FLOAT_NAMES, FLOATS, from_bits, narrow
+from negmerge.checkpoints.header import TensorInfo
 from negmerge.errors import NegMergeError
 from negmerge.vectors import addition
+from negmerge.vectors.compiled_addition import INFINITE
 from negmerge.vectors.entry import Entry
 from negmerge.vectors.module import rounded
 from negmerge.vectors.origin import Origin
+from negmerge.vectors.ranges import Adder, Range
 from storage import TORCH, loaded
 
 FORMATS = list(FLOATS)
@@ -56,17 +59,56 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+@pytest.mark.parametrize("wanted", ["keep", *FLOAT_NAMES])
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
-def test_compiled_and_plain_loops_give_the_same_bytes(layout, tmp_path, monkeypatch):
-    base, models = make_pool(tmp_path, "F32")
+def test_compiled_and_plain_loops_give_the_same_bytes(layout, dtype, wanted, tmp_path, monkeypatch):
+    base, models = make_pool(tmp_path, dtype)
     tau = nm.merge(base, models, out=tmp_path / "p", layout=layout)
     done = []
     for compiled in (False, True):
         monkeypatch.setattr(addition, "_worth_compiling", lambda _, wanted=compiled: wanted)
-        done.append(nm.apply(base, -0.7 * tau, tmp_path / f"{compiled}.safetensors"))
+        out = tmp_path / f"{compiled}.safetensors"
+        done.append(nm.apply(base, -0.7 * tau, out, dtype=wanted))
     plain, fast = done
     assert plain.out.read_bytes() == fast.out.read_bytes()
     assert (plain.changed, plain.nonzero) == (fast.changed, fast.nonzero)
+
+
+@pytest.mark.parametrize("stored", ["F32", "F64", "BF16"])
+@pytest.mark.parametrize("out", FORMATS)
+@pytest.mark.parametrize("dtype", FORMATS)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), scale=st.sampled_from([1.0, -1.0, 0.5, -0.7, 1e-5]))
+def test_any_bits_are_added_as_numpy_adds_them(dtype, out, stored, seed, scale):
+    """Bases and vectors of arbitrary finite bits, and those near one: sums are hard to round."""
+    draw = np.random.default_rng(seed)
+
+    def words(kind: str) -> np.ndarray:
+        one = int(narrow(np.ones(1), kind).view(BITS[kind])[0])
+        near = one + draw.integers(-99, 100, 300)
+        some = np.append(near, draw.integers(0, int(INFINITE[kind]), 60)).astype(np.uint64)
+        signs = draw.integers(0, 2, some.size).astype(np.uint64) << np.uint64(8 * FLOATS[kind] - 1)
+        return draw.permutation(some | signs).astype(BITS[kind])
+
+    base, values = words(dtype), words(stored)
+    info = TensorInfo("w", dtype, (base.size,), 0, 0)
+    dense = from_bits(values, stored)
+    kept = dense != 0
+    mask = np.packbits(kept, bitorder="little")
+    whole = Entry(info.shape, stored, int(kept.sum()), None, values)
+    packed = Entry(info.shape, stored, int(kept.sum()), mask, values[kept])
+    for entry in (whole, packed):
+        part = Range(info, 0, base.size, 0, entry.nonzero)
+        found = []
+        for compiled in (False, True):
+            raw = base.copy().view(np.uint8)
+            try:
+                done = Adder(base.size, compiled).add(part, entry, raw, out, scale)
+                found.append((done.raw.tobytes(), done.changed))
+            except NegMergeError as error:
+                found.append(str(error))
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -28,6 +28,8 @@ ALL_NAMES = FLOAT_NAMES | {
     "float8_e5m2fnuz": "F8_E5M2FNUZ", "complex64": "C64",
 }  # fmt: skip
 """Names of all formats in torch and numpy → names in safetensors."""
+BITS: dict[str, Any] = {"F64": np.uint64, "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
+"""The integers that hold the bits of each float format."""
 NUMPY_TYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
@@ -40,6 +42,17 @@ def widen(raw: Bytes, dtype: str) -> Float64:
     if dtype == "BF16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return raw.view(NUMPY_TYPES[dtype]).astype(np.float64)
+
+
+def from_bits(words: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Floats from their bits, without a copy where numpy has the format; bfloat16 as float32.
+
+    >>> from_bits(np.array([0x3F80], np.uint16), "BF16")
+    array([1.], dtype=float32)
+    """
+    if dtype == "BF16":
+        return (words.astype(np.uint32) << 16).view(np.float32)
+    return words.view(NUMPY_TYPES[dtype])
 
 
 def narrow(values: Float64, dtype: str) -> Bytes:

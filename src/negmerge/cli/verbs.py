@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import copysign
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from negmerge.support.terminal import print_result, print_tables, print_warning,
 
 if TYPE_CHECKING:
     from negmerge.paper.verdicts import Comparison
+    from negmerge.vectors.output import Applied
 
 app = App(
     name="negmerge",
@@ -241,6 +243,11 @@ def merge(
     option: Options = None,
     buffers: Literal["keep", "merge"] = "keep",
     layout: Literal["auto", "sparse", "dense"] = "auto",
+    values: Literal["keep", "float32", "bfloat16"] = "keep",
+    negate: float | None = None,
+    add: float | None = None,
+    dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep",
+    shard_size: str | None = None,
     workers: int | None = None,
     max_memory: str | None = None,
     device: str = "cpu",
@@ -249,16 +256,21 @@ def merge(
     dry_run: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Merge fine-tuned models into one sparse patch.
+    """Merge fine-tuned models into one sparse patch, or with --negate or --add into a model.
 
     Args:
         base: The model from which all others were fine-tuned: a .safetensors file or a folder.
         models: The fine-tuned models, files or folders.
-        out: The patch to write.
+        out: The patch to write; with --negate or --add the model, a .safetensors file or a folder.
         rule: The merge rule; `negmerge list rules` shows the rules and their options.
         option: An option of the rule, as key=value; may be repeated.
         buffers: Keep the base's BatchNorm statistics, or merge them like weights.
-        layout: How tensors are stored; auto takes the smaller of the two.
+        layout: How tensors are stored; auto takes the smallest.
+        values: Keep the values, or round them; bfloat16 halves the patch.
+        negate: λ ≥ 0: write the model θ − λτ in one pass, and no patch.
+        add: λ ≥ 0: write the model θ + λτ in one pass, and no patch.
+        dtype: The format of the float tensors of the model.
+        shard_size: Write the model as shards of at most this size, such as 5GB, with an index.
         workers: The number of threads; by default one per core.
         max_memory: The memory that the process may use, such as 500MB or 2GiB.
         device: The device that computes: cpu or cuda.
@@ -267,11 +279,45 @@ def merge(
         dry_run: Write no patch; merge a small part to tell the bytes, the memory and the seconds.
         json_: Print progress and result as JSON lines.
     """
+    begun = time.perf_counter()
+    limit = None if max_memory is None else size(max_memory, "--max-memory")
+    if negate is not None or add is not None:
+        scale = signed_scale(negate, add)
+        given = {"--layout": layout != "auto", "--values": values != "keep", "--digest": digest}
+        given |= {"--dry-run": dry_run}
+        for option_name, is_given in given.items():
+            if is_given:
+                raise OptionError(
+                    f"{option_name}: is for patches, and --negate and --add write none; remove it"
+                )
+        from negmerge.merging.one_pass import merge_and_apply
+
+        with make_progress("json" if json_ else "auto") as progress:
+            done = merge_and_apply(
+                base,
+                models,
+                scale,
+                out,
+                rule,
+                key_values(option or []),
+                dtype=dtype,
+                shard_size=None if shard_size is None else size(shard_size, "--shard-size"),
+                buffers=buffers,
+                workers=workers,
+                max_memory=limit,
+                device=device,
+                allow_duplicates=allow_duplicates,
+                progress=progress,
+            )
+        _show_applied(done, scale, begun, json_)
+        return
+    if dtype != "keep" or shard_size is not None:
+        raise OptionError("--dtype, --shard-size: are for models; add --negate λ or --add λ")
     from negmerge.checkpoints.checkpoint import Checkpoint
     from negmerge.merging.engine import merge as run
     from negmerge.merging.estimate import estimate
+    from negmerge.vectors.values import loss_text
 
-    limit = None if max_memory is None else size(max_memory, "--max-memory")
     if dry_run:
         need = estimate(
             base,
@@ -293,7 +339,6 @@ def merge(
             json_,
         )
         return
-    begun = time.perf_counter()
     with make_progress("json" if json_ else "auto") as progress:
         tau = run(
             base,
@@ -303,6 +348,7 @@ def merge(
             out=out,
             buffers=buffers,
             layout=layout,
+            values=values,
             workers=workers,
             max_memory=limit,
             device=device,
@@ -323,6 +369,7 @@ def merge(
         "bytes": out.stat().st_size,
         "tensor_bytes": held,
         "base_bytes": base_bytes,
+        "values": tau.origin.values,
         "seconds": round(time.perf_counter() - begun, 3),
     }
     print_result(
@@ -331,9 +378,12 @@ def merge(
         f"({tau.sparsity():.2%} zero), {decimal(result['bytes'])}, {result['seconds']:.1f} s",
         json_,
     )
+    if tau.origin.values and not json_:
+        print(f"{loss_text(tau.origin.values)}.")
     if 2 * held > base_bytes and not json_:
-        wide = any(entry.dtype == "F64" for entry in tau.entries.values())
-        stored = "float64 values, 8 bytes" if wide else "float32 values, 4 bytes"
+        formats = {entry.dtype for entry in tau.entries.values()}
+        stored = "bfloat16 values, 2 bytes" if "BF16" in formats else "float32 values, 4 bytes"
+        stored = "float64 values, 8 bytes" if "F64" in formats else stored
         print(
             f"The patch has {decimal(held)} of tensors, the base has {decimal(base_bytes)}: the "
             f"patch stores {stored} each, for the {1 - tau.sparsity():.1%} that are not zero."
@@ -370,7 +420,6 @@ def apply(
         workers: The number of threads; by default one per core.
         json_: Print progress and result as JSON lines.
     """
-    from negmerge.checkpoints.dtypes import FLOAT_NAMES
     from negmerge.vectors.apply import apply as run
     from negmerge.vectors.task_vector import TaskVector
 
@@ -386,8 +435,15 @@ def apply(
             workers=workers,
             progress=progress,
         )
+    _show_applied(done, scale, begun, json_)
+
+
+def _show_applied(done: Applied, scale: float, begun: float, as_json: bool) -> None:
+    """Print the result of a command that wrote a model, and warn about what is not in it."""
+    from negmerge.checkpoints.dtypes import FLOAT_NAMES
+
     result = {
-        "out": str(out),
+        "out": str(done.out),
         "scale": scale,
         "bytes": done.nbytes,
         "nonzero": done.nonzero,
@@ -397,9 +453,9 @@ def apply(
     }
     print_result(
         result,
-        f"{out}: θ {'−' if negate is not None else '+'} {abs(scale):g}·τ, "
+        f"{done.out}: θ {'−' if copysign(1, scale) < 0 else '+'} {abs(scale):g}·τ, "
         f"{done.changed:,} elements changed, {decimal(done.nbytes)}, {result['seconds']:.1f} s",
-        json_,
+        as_json,
     )
     if done.changed < 0.99 * done.nonzero and scale:
         share = done.changed / done.nonzero

@@ -36,6 +36,7 @@ from negmerge.vectors.entry import Entry, Layout
 from negmerge.vectors.origin import Origin, versions
 from negmerge.vectors.patch import PatchWriter, new_patch_file
 from negmerge.vectors.task_vector import TaskVector
+from negmerge.vectors.values import Rounding, Values, check_values
 
 SHARED = (
     "; state_dict() returns the tensors of the module itself: copy them before training goes on"
@@ -54,6 +55,7 @@ def merge(
     out: PathLike | None = None,
     buffers: Buffers = "keep",
     layout: Layout = "auto",
+    values: Values = "keep",
     workers: int | None = None,
     max_memory: int | None = None,
     device: str = "cpu",
@@ -85,7 +87,9 @@ def merge(
         out: the patch file to write while merging; the returned vector reads it lazily. If not
             given, the vector is in memory.
         buffers: `keep` the BatchNorm statistics of the base, or `merge` them like weights.
-        layout: how tensors are stored: `sparse`, `dense`, or the smaller one (`auto`).
+        layout: how tensors are stored: `sparse`, `dense`, or the smallest (`auto`).
+        values: `keep` float32 values (float64 if an input is float64), or round them to `float32`
+            or `bfloat16`; `origin.values` of the result tells what is lost.
         workers: the number of threads; all cores if not given.
         max_memory: the number of bytes that the process may use.
         device: `cpu`, or `cuda` to compute on a GPU with torch; the result has the same bytes.
@@ -96,11 +100,12 @@ def merge(
     """
     chosen = make_rule(rule, _all_options(rule, options or {}, more))
     check_device(device)
+    check_values(values)
     path = None if out is None else Path(out)
     with Inputs(base, models, buffers, allow_duplicates) as inputs:
         budget = Budget(max_memory, None if path is None else path.absolute().parent)
         threads = budget.workers(worker_count(workers))
-        job = Merge(inputs, chosen, layout, threads, budget, device, progress or Quiet())
+        job = Merge(inputs, chosen, layout, values, threads, budget, device, progress or Quiet())
         if path is None:
             return TaskVector(job.store(dict), job.origin(digest))
         if any(same_file(path, source) for model in inputs.models for source in model.sources):
@@ -135,7 +140,7 @@ def _write(job: Merge, descriptor: int, digest: bool) -> None:
 
     def write(entries: Entries) -> PatchWriter:
         os.ftruncate(descriptor, 0)
-        writer = PatchWriter(descriptor, tensors, kept, members)
+        writer = PatchWriter(descriptor, tensors, kept, members, job.layout)
         for name, entry in entries:
             writer.add(name, entry)
         return writer
@@ -150,6 +155,7 @@ class Merge:
     inputs: Inputs
     rule: Rule
     layout: Layout
+    values: Values
     workers: int
     budget: Budget
     device: str
@@ -182,6 +188,7 @@ class Merge:
         self.dissent = np.zeros(self.n, np.int64)
         self.sampled = 0
         self._workers: list[Worker] = []
+        self.rounding = Rounding(self.values, self.layout, self.budget.allocate)
         if self.numbers is None:
             first = run_first_pass(self.rule.first_pass(), self.inputs, self.workers, self.progress)
             self.numbers = Numbers(self.rule, self.n, first)
@@ -195,7 +202,7 @@ class Merge:
             assembly.pieces.append(piece)
             self.progress.advance(self.inputs.bytes_of(name, segment.size))
             if segment.stop == segment.info.elements:
-                yield name, assembly.entry()
+                yield name, self.rounding.rounded(name, assembly.entry())
         for info in self.inputs.kept:
             self._read_kept(info)
         self.inputs.check_unchanged()
@@ -226,6 +233,7 @@ class Merge:
                 m.path.name: file_digest(*m.files) for m in self.inputs.models if digest and m.files
             },
             versions=versions(),
+            values=self.rounding.record(),
         )
 
     # ------------------------------------------------------------------------------------ segments

@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any, overload
 
 import numpy as np
 
-from negmerge.checkpoints.checkpoint import INDEX_FILE, Checkpoint
+from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.dtypes import FLOAT_NAMES, FLOATS, SIZES, Bytes
 from negmerge.checkpoints.state_dict import Model, PathLike, check_numpy_holds, tensor_of
-from negmerge.errors import FileError, MismatchError, OptionError, quoted
-from negmerge.support.files import (
-    atomic_file,
-    atomic_folder,
-    preallocate,
-    report_write_errors,
-    same_file,
-    write_fully,
-)
+from negmerge.errors import MismatchError, OptionError, quoted
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Progress, Quiet
 from negmerge.vectors.addition import Addition
-from negmerge.vectors.card import CARD, model_card
-from negmerge.vectors.plan import OutFile, Plan, check_space, make_plan, written_format
+from negmerge.vectors.output import Applied, write_model
+from negmerge.vectors.plan import written_format
 from negmerge.vectors.task_vector import TaskVector, open_model
-
-
-@dataclass
-class Applied:
-    """The result of `apply` with an output.
-
-    Args:
-        nbytes: the size of all tensors.
-        nonzero: the number of nonzero elements of the task vector.
-        changed: how many of these elements differ in the output from the base in the same format.
-        clamped: the number of variances that would be negative and were set to zero.
-        lost: for each number format of the output, how many changes rounded to nothing.
-    """
-
-    out: Path
-    nbytes: int
-    nonzero: int
-    changed: int
-    clamped: int
-    lost: dict[str, int]
 
 
 @overload
@@ -119,7 +87,7 @@ def apply(
         _check_belongs(tau, model)
         job = Addition(model, tau, progress or Quiet(), worker_count(workers))
         if out is not None:
-            return _to_files(job, Path(out), dtype, shard_size)
+            return write_model(job, Path(out), dtype, shard_size)
         if shard_size is not None:
             raise OptionError("shard_size: shards need a folder; name a folder as out")
         return _in_memory(job, base if isinstance(base, Mapping) else {}, dtype)
@@ -166,65 +134,3 @@ def _in_memory(job: Addition, given: Mapping[str, Any], dtype: str) -> dict[str,
         name: tensor_of(found[name], formats[name], tensors[name].shape, given.get(name))
         for name in given or tensors
     }
-
-
-def _to_files(job: Addition, path: Path, dtype: str, shard_size: int | None) -> Applied:
-    """Write the result as a file or a folder."""
-    model, tau = job.model, job.tau
-    single = path.suffix == ".safetensors"
-    if single and shard_size is not None:
-        raise OptionError(f"{path}: shards need a folder; name an output without .safetensors")
-    inputs = [*model.sources, *([] if tau.path is None else [tau.path])]
-    if any(same_file(path, p) for p in inputs):
-        raise FileError(f"{path}: is also an input; name another output")
-    plan = make_plan(model, dtype, shard_size, single)
-    check_space(path, plan)
-    if single:
-        # Without fsync, as `cp` writes: after a power cut base and patch still exist.
-        with atomic_file(path, durable=False) as descriptor:
-            _write_files(job, path, [(plan.files[0], descriptor)])
-    else:
-        with atomic_folder(path) as folder:
-            _write_folder(job, path, plan, folder)
-            settings = {} if dtype == "keep" else {"dtype": dtype}
-            if shard_size is not None:
-                settings["shard-size"] = str(shard_size)
-            card = model_card(model, tau, job.changed, path.absolute().name, settings)
-            (folder / CARD).write_text(card, encoding="utf-8")
-    nbytes = sum(file.nbytes for file in plan.files)
-    return Applied(path, nbytes, tau.nonzero, job.changed, job.clamped, job.lost)
-
-
-def _write_folder(job: Addition, out: Path, plan: Plan, folder: Path) -> None:
-    with ExitStack() as stack:
-        opened: list[tuple[OutFile, int]] = []
-        for file in plan.files:
-            descriptor = os.open(folder / file.name, os.O_RDWR | os.O_CREAT, 0o666)
-            stack.callback(os.close, descriptor)
-            opened.append((file, descriptor))
-        _write_files(job, out, opened)
-    if plan.index is not None:
-        (folder / INDEX_FILE).write_bytes(plan.index)
-    for path in plan.copied:
-        if path.name.lower() != CARD.lower():  # the base's model card does not describe the result
-            shutil.copyfile(path, folder / path.name)
-
-
-def _write_files(job: Addition, out: Path, files: list[tuple[OutFile, int]]) -> None:
-    """Write headers and tensors to open files."""
-    places: dict[str, tuple[int, int]] = {}
-    formats: dict[str, str] = {}
-    for file, descriptor in files:
-        for name, (dtype, offset) in file.places.items():
-            places[name], formats[name] = (descriptor, offset), dtype
-        preallocate(descriptor, len(file.header) + file.nbytes)
-        write_fully(descriptor, file.header, 0)
-    turn = Lock()
-
-    def put(name: str, at: int, raw: Bytes) -> None:
-        descriptor, offset = places[name]
-        # A file system lets one thread at a time write to a file; waiting here is faster.
-        with report_write_errors(out), turn:
-            write_fully(descriptor, raw.data, offset + at)
-
-    job.run(formats, put)

@@ -12,16 +12,14 @@ CARD = "README.md"
 
 
 def model_card(
-    base: Checkpoint, tau: TaskVector, changed: int, out: str, settings: dict[str, str]
+    base: Checkpoint, tau: TaskVector, changed: int, out: str, command: list[str] | None
 ) -> str:
     """A short model card: how the model was made, and the command that makes it again.
 
     The text contains neither folders nor times, so that the same input gives the same text.
     """
     origin, scale = tau.origin, abs(tau.scale)
-    sign, done, option = "plus", "added", "--add"
-    if tau.scale < 0:
-        sign, done, option = "minus", "subtracted", "--negate"
+    sign, done = ("minus", "subtracted") if tau.scale < 0 else ("plus", "added")
     name = base.path.absolute().name if base.sources else "a state dict"
     elements = sum(info.elements for info in base.tensors.values())
     options = ", ".join(f"{key}={value}" for key, value in origin.options.items())
@@ -33,20 +31,19 @@ def model_card(
         "λ": f"{scale!r}, {done}",
         "changed": f"{changed:,} of {elements:,} elements",
     }
+    verb = " ".join((command or ["negmerge", "apply"])[:2])
     lines = [
         f"# {printable(out)}",
         "",
-        f"This model is a base model {sign} λ times a task vector, written by `negmerge apply`.",
+        f"This model is a base model {sign} λ times a task vector, written by `{verb}`.",
         "The base's own model card does not describe it and is not copied.",
         "",
         "| | |",
         "|---|---|",
         *(f"| {key} | {value} |" for key, value in rows.items()),
     ]
-    if tau.path and base.sources:
-        words = ["negmerge", "apply", name, tau.path.name, option, repr(scale)]
-        words += [word for key, value in settings.items() for word in (f"--{key}", value)]
-        lines += ["", "    " + printable(" ".join(map(quote, [*words, "-o", out])))]
+    if command is not None:
+        lines += ["", "    " + printable(" ".join(map(quote, [*command, "-o", out])))]
     return "\n".join(lines) + "\n"
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.state_dict import PathLike
 from negmerge.support.terminal import escape_markup
-from negmerge.vectors.patch import FORMAT
+from negmerge.vectors.patch import FORMATS
 from negmerge.vectors.task_vector import TaskVector
+from negmerge.vectors.values import loss_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def inspect(path: PathLike) -> dict[str, Any]:
     """Describe a patch or a checkpoint as plain data."""
     with Checkpoint(path, own=True) as file:
-        if file.metadata.get("format") == FORMAT:
+        if file.metadata.get("format") in FORMATS:
             return describe_patch(TaskVector.load(path))
         return describe_checkpoint(file)
 
@@ -39,6 +40,7 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
         "sparsity": tau.sparsity(),
         "sparsity_tensor_mean": tau.sparsity(by="tensor_mean"),
         "norm": tau.norm(),
+        "values": origin.values,
         "base": origin.base,
         "members": origin.members,
         "dissent_sampled": origin.sampled,
@@ -102,6 +104,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         "zero": f"{found['sparsity']:.2%} of elements, "
         f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
         "norm": f"{found['norm']:.6g}",
+        **({"rounded": loss_text(found["values"])} if found["values"] else {}),
         "base": found["base"],
         "made with": ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
     }

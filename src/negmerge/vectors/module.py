@@ -40,7 +40,7 @@ def applied(
                 where, values = _on_device(tau, name, tensor)
                 old = tensor.data[where].clone()  # the index of a scalar gives a view
                 new = rounded(old.double() + factor * values, tensor.dtype)
-                if entry.mask is None:
+                if entry.layout == "dense":
                     new = torch.where(values == 0, old, new)  # keeps the bits of a negative zero
                 if is_variance(name):
                     new = torch.maximum(new, torch.zeros_like(new))  # as `apply` does
@@ -98,7 +98,7 @@ def _on_device(tau: TaskVector, name: str, tensor: Tensor) -> tuple[Any, Tensor]
     if key not in tau.on_device:
         entry = tau.entries[name]
         values = torch.from_numpy(entry.stored().copy()).double().to(tensor.device)
-        if entry.mask is None:
+        if entry.layout == "dense":
             tau.on_device[key] = ((Ellipsis,), values.reshape(entry.shape))
         else:
             flat = torch.from_numpy(entry.positions())

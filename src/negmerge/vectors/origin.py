@@ -28,6 +28,9 @@ class Origin:
             unless they are merged.
         digests: the SHA-256 of each input file, if it was requested.
         versions: the versions of the packages that computed the result.
+        values: if the values were rounded, their `format`, how many were `rounded` and how many
+            became zero (`zeroed`), and the Euclidean norm of the loss relative to that of the
+            vector (`error`).
     """
 
     rule: str
@@ -39,15 +42,19 @@ class Origin:
     kept: list[str] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
     def to_metadata(self) -> dict[str, str]:
-        return {k: v if isinstance(v, str) else to_json(v) for k, v in asdict(self).items()}
+        fields = {k: v for k, v in asdict(self).items() if k != "values" or v}
+        return {k: v if isinstance(v, str) else to_json(v) for k, v in fields.items()}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Origin:
         """Parse and check the metadata of a patch."""
         found: dict[str, Any] = {}
         for name, fits in _FIELDS.items():
+            if name == "values" and name not in metadata:
+                continue
             try:
                 text = metadata[name]
                 plain = name in ("rule", "base")
@@ -90,9 +97,20 @@ def _is_member(value: dict[str, Any]) -> bool:
     )
 
 
+def _is_rounding(value: dict[str, Any]) -> bool:
+    counts = [value.get("rounded"), value.get("zeroed")]
+    return (
+        value.keys() == {"format", "rounded", "zeroed", "error"}
+        and value["format"] in ("float32", "bfloat16")
+        and all(type(count) is int and count >= 0 for count in counts)
+        and type(value["error"]) in (int, float)
+        and value["error"] >= 0
+    )
+
+
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "rule": lambda v: isinstance(v, str),
-    "base": lambda v: isinstance(v, str),
+    "base": lambda v: isinstance(v, str) and v.isprintable(),
     "n": lambda v: type(v) is int and v > 0,
     "options": lambda v: _is_map(v, str, int, float),
     "members": lambda v: _is_list(v, dict) and all(map(_is_member, v)),
@@ -100,4 +118,5 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "kept": lambda v: _is_list(v, str),
     "digests": lambda v: _is_map(v, str),
     "versions": lambda v: _is_map(v, str),
+    "values": lambda v: _is_map(v, str, int, float) and _is_rounding(v),
 }

@@ -1,7 +1,8 @@
 """The patch file: a sparse task vector and its origin (`docs/patch-format.md`).
 
 A patch is a safetensors file. A dense tensor is stored under its own name; a sparse tensor as a bit
-mask `NAME#mask` and the nonzero values `NAME#values`; a tensor of zeros is only listed.
+mask `NAME#mask` and the nonzero values `NAME#values`; a listed tensor as a list of positions
+`NAME#list` and the nonzero values; a tensor of zeros is only in the table.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.checkpoints.checkpoint import Checkpoint
-from negmerge.checkpoints.dtypes import Bytes
 from negmerge.checkpoints.header import MAX_RANK, Tensors, build_header, check_limits
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.support.files import atomic_file, temporary_path, write_fully
 from negmerge.support.reading import parse_json
-from negmerge.vectors.entry import VALUES, Entry, Source
+from negmerge.vectors.entry import LISTED, VALUES, Entry, Layout, Source, listing_is_smaller
 from negmerge.vectors.origin import Origin, to_json
 
 FORMAT = "negmerge-patch/1"
-MASK = "#mask"
+FORMATS = (FORMAT, "negmerge-patch/2")
+"""Version 2 may have listed tensors and bfloat16 values."""
+MASK, LIST = "#mask", "#list"
 TABLE = "patch#tensors"
 """The tensor that stores the table of tensors if the header is too small for the table."""
 
@@ -66,36 +68,51 @@ def header_size(tensors: Tensors, kept: Sequence[str], members: Sequence[str]) -
 
 
 class PatchWriter:
-    """Writes a patch tensor by tensor: values first, then masks, then the header.
+    """Writes a patch tensor by tensor: values first, then masks and lists, then the header.
 
     The size of the header at the front of the file depends on names and shapes only, so that the
     same input gives the same bytes.
+
+    Args:
+        layout: `auto` to list the positions of a sparse tensor where that is smaller than a mask.
     """
 
     def __init__(
-        self, descriptor: int, tensors: Tensors, kept: Sequence[str], members: Sequence[str]
+        self,
+        descriptor: int,
+        tensors: Tensors,
+        kept: Sequence[str],
+        members: Sequence[str],
+        layout: Layout = "auto",
     ) -> None:
-        self.descriptor = descriptor
+        self.descriptor, self.layout = descriptor, layout
         self.room, self.table_in_header = header_size(tensors, kept, members)
         self.at = 8 + self.room
         self.stored: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self.masks: list[tuple[str, Bytes]] = []
+        self.places: list[tuple[str, str, NDArray[Any]]] = []
         self.table: dict[str, Any] = {}
 
     def add(self, name: str, entry: Entry) -> None:
         """Write the values of one tensor."""
-        self.table[name] = [entry.dtype, list(entry.shape), entry.layout, entry.nonzero]
-        if entry.layout == "dense":
-            self._append(name, entry.dtype, entry.shape, entry.stored())
-        elif entry.layout == "sparse":
-            self._append(name + VALUES, entry.dtype, (entry.nonzero,), entry.stored())
-            self.masks.append((name, entry.bits()))
+        layout = entry.layout
+        if layout == "dense":
+            self._append(name, entry.dtype, entry.shape, entry.words())
+        elif layout != "zero":
+            self._append(name + VALUES, entry.dtype, (entry.nonzero,), entry.words())
+            if self.layout == "auto" and listing_is_smaller(entry):
+                layout = "listed"
+                self.places.append((name + LIST, "U16", entry.listed_positions()))
+            else:
+                self.places.append((name + MASK, "U8", entry.mask_bits()))
+                layout = "sparse"
+        self.table[name] = [entry.dtype, list(entry.shape), layout, entry.nonzero]
 
     def finish(self, origin: Origin) -> None:
-        """Write masks and header; no tensor can be added afterwards."""
-        for name, mask in self.masks:
-            self._append(name + MASK, "U8", mask.shape, mask)
-        metadata = {"format": FORMAT} | origin.to_metadata()
+        """Write masks, lists and header; no tensor can be added afterwards."""
+        for key, dtype, data in self.places:
+            self._append(key, dtype, data.shape, data)
+        new = any(row[0] == "BF16" or row[2] == "listed" for row in self.table.values())
+        metadata = {"format": FORMATS[new]} | origin.to_metadata()
         if self.table_in_header:
             metadata["tensors"] = to_json(self.table)
         else:
@@ -134,10 +151,10 @@ def _read_entries(
     path: str | os.PathLike[str], file: Checkpoint
 ) -> tuple[dict[str, Entry], Origin]:
     metadata = file.metadata
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in FORMATS:
         raise FileError(
             f"{path}: not a patch: metadata 'format' is {quoted(metadata.get('format'))}, wanted "
-            f"{FORMAT!r}; name a file that `negmerge merge` wrote"
+            f"{' or '.join(map(repr, FORMATS))}; name a file that `negmerge merge` wrote"
         )
     origin = Origin.from_metadata(metadata, file.path)
     table = parse_json(_table(file), file.path, "table of tensors")
@@ -155,13 +172,22 @@ def _read_entries(
 
     for name, row in table.items():
         dtype, shape, layout, nonzero = _checked_row(path, name, row)
-        mask = values = None
+        if metadata["format"] == FORMAT and (dtype == "BF16" or layout == "listed"):
+            raise FileError(
+                f"{path} {quoted(name)}: {dtype} {layout} is not allowed in {FORMAT}; the patch is "
+                "damaged"
+            )
+        mask = values = listing = None
         if layout == "dense":
             values = part(name, dtype, shape)
         elif layout == "sparse":
             mask = part(name + MASK, "U8", (-(-prod(shape) // 8),))
             values = part(name + VALUES, dtype, (nonzero,))
-        entries[name] = Entry(shape, dtype, nonzero if values else 0, mask, values)
+        elif layout == "listed":
+            blocks = -(-prod(shape) // LISTED)
+            listing = part(name + LIST, "U16", (2 * blocks + nonzero,))
+            values = part(name + VALUES, dtype, (nonzero,))
+        entries[name] = Entry(shape, dtype, nonzero if values else 0, mask, values, listing)
     if used != file.tensors.keys():
         name = min(file.tensors.keys() - used)
         raise FileError(f"{path} {quoted(name)}: not listed in the table of the patch")
@@ -182,9 +208,9 @@ def _table(file: Checkpoint) -> bytes:
 def _checked_row(path: Any, name: str, row: Any) -> tuple[str, tuple[int, ...], str, int]:
     match row:
         case [
-            ("F32" | "F64") as dtype,
+            ("F32" | "F64" | "BF16") as dtype,
             list(shape),
-            ("zero" | "dense" | "sparse") as layout,
+            ("zero" | "dense" | "sparse" | "listed") as layout,
             int(nonzero),
         ]:
             small = len(shape) <= MAX_RANK and all(type(s) is int and s >= 0 for s in shape)
@@ -197,7 +223,7 @@ def _check_reserved_names(tensors: Mapping[str, Any]) -> None:
     if TABLE in tensors:
         raise OptionError(f"tensor {quoted(TABLE)}: the name is reserved; rename it in all models")
     for name in tensors:
-        for end in (MASK, VALUES):
+        for end in (MASK, LIST, VALUES):
             if name.endswith(end) and name.removesuffix(end) in tensors:
                 raise OptionError(
                     f"tensor {quoted(name)}: the name is reserved for the parts of "

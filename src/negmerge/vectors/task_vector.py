@@ -19,6 +19,7 @@ from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeErr
 from negmerge.vectors.entry import Entry, Layout
 from negmerge.vectors.origin import Origin, versions
 from negmerge.vectors.patch import PatchWriter, new_patch_file, read_patch
+from negmerge.vectors.values import Rounding
 
 if TYPE_CHECKING:
     import torch
@@ -83,14 +84,17 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         """Write a patch file; the scale becomes part of the values.
 
         Args:
-            layout: `sparse`, `dense`, or for each tensor the smaller of the two (`auto`).
+            layout: `sparse`, `dense`, or for each tensor the smallest (`auto`).
         """
         tensors = {name: (e.dtype, e.shape) for name, e in self.entries.items()}
         with new_patch_file(Path(path)) as descriptor:
             members = [*self.origin.digests, *(m["name"] for m in self.origin.members)]
-            writer = PatchWriter(descriptor, tensors, self.origin.kept, members)
+            writer = PatchWriter(descriptor, tensors, self.origin.kept, members, layout)
             for name, entry in self.entries.items():
-                writer.add(name, Entry.of(self._scaled(name), entry.shape, layout))
+                new = Entry.of(self._scaled(name), entry.shape, layout)
+                if entry.dtype == "BF16" and self.scale == 1:
+                    new = Rounding("bfloat16", layout).rounded(name, new)
+                writer.add(name, new)
             writer.finish(self.origin)
 
     # ------------------------------------------------------------------------------------ mapping
@@ -148,6 +152,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
             n=self.origin.n + other.origin.n,
             members=self.origin.members + other.origin.members,
             versions=versions(),
+            values=self.origin.values or other.origin.values,
         )
         return TaskVector(entries, origin)
 

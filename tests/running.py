@@ -12,24 +12,38 @@ from pathlib import Path
 
 import pytest
 
+import prestarted
 from negmerge.cli import main
 
 
-def start(place: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Begin a command in a folder."""
+def start(
+    place: Path, *arguments: str, plain: bool = False, **environment: str
+) -> subprocess.Popen[str] | prestarted.Process:
+    """Begin a command in a folder.
+
+    Args:
+        plain: start Python anew, as a user does, although it takes longer.
+    """
+    words = ["-m", "negmerge.cli", *arguments]
+    ours = {"NEGMERGE_CACHE": str(place / "cache"), "COLUMNS": "150"}
+    variables = os.environ | ours | environment
+    if not plain and (process := prestarted.start(words, place, variables)):
+        return process
     return subprocess.Popen(
-        [sys.executable, "-m", "negmerge.cli", *arguments],
+        [sys.executable, *words],
         cwd=place,
-        env=os.environ | {"NEGMERGE_CACHE": str(place / "cache"), "COLUMNS": "150"} | environment,
+        env=variables,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
 
-def negmerge(place: Path, *arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
+def negmerge(
+    place: Path, *arguments: str, code: int = 0, plain: bool = False, **environment: str
+) -> tuple[str, str]:
     """Run a command in a folder to its end, which must be this code; what it says."""
-    process = start(place, *arguments, **environment)
+    process = start(place, *arguments, plain=plain, **environment)
     try:
         out, err = process.communicate(timeout=600)
     finally:

@@ -5,13 +5,18 @@ are not about that. The server itself runs nothing, so that no thread is lost in
 gets its own arguments, folder, environment and output; it has the id and the exit code of a plain
 one, and signals reach it. What libraries read from the environment when they are imported is the
 server's: `start` returns None if that would make a difference.
+
+A process can have spare children, forked before it runs anything. The first workers that
+`multiprocessing` spawns are these, and import nothing either.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -26,14 +31,15 @@ from importlib import import_module
 from pathlib import Path
 from select import select
 from tempfile import TemporaryFile
+from types import ModuleType
 from typing import NoReturn
 
 LIBRARIES = (
     "torch", "torchvision.transforms.v2", "datasets", "sklearn.svm", "scipy.stats", "pandas",
     "matplotlib.pyplot", "pytorch_grad_cam", "open_clip", "numba", "cyclopts", "pydantic", "rich",
 )  # fmt: skip
-OWN = ("NEGMERGE_", "COLUMNS", "PYTEST_")
-"""Variables that none of the libraries reads when it is imported."""
+OWN = ("NEGMERGE_", "COLUMNS", "PYTEST_", "NUMBA_CACHE_DIR")
+"""Variables that none of the libraries reads when it is imported, or that are read again."""
 NUMBER = struct.Struct("<q")
 LARGEST = 1 << 17
 """Bytes of a request."""
@@ -44,7 +50,7 @@ class Process:
 
     def __init__(self, server: socket.socket, request: dict[str, object]) -> None:
         self.returncode: int | None = None
-        self.output = TemporaryFile("w+"), TemporaryFile("w+")
+        self.output = TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115
         self._answers, theirs = os.pipe()
         files = [file.fileno() for file in self.output]
         socket.send_fds(server, [json.dumps(request).encode()], [*files, theirs])
@@ -89,19 +95,23 @@ class Process:
         return out, err
 
 
-def start(arguments: list[str], place: Path, environment: dict[str, str]) -> Process | None:
+def start(
+    arguments: list[str], place: Path, environment: dict[str, str], spares: int = 0
+) -> Process | None:
     """Start Python in a folder, if the server's libraries are right for the environment.
 
     Args:
-        arguments: `-m`, the name of a module, and its arguments.
+        arguments: `-m` and the name of a module, or `-c` and code, and its arguments.
         place: the folder.
         environment: all variables.
+        spares: the number of spare children.
     """
     server, theirs = _server()
     changed = {name for name, _ in set(environment.items()) ^ set(theirs.items())}
     if any(not name.startswith(OWN) for name in changed):
         return None
-    return Process(server, {"words": arguments, "place": str(place), "environment": environment})
+    request = {"words": arguments, "place": str(place), "environment": environment}
+    return Process(server, request | {"spares": spares})
 
 
 @cache
@@ -148,16 +158,67 @@ def serve(channel: socket.socket) -> dict[str, object]:
             os.close(file)
 
 
-def run(words: list[str], place: str, environment: dict[str, str]) -> None:
+def run(words: list[str], place: str, environment: dict[str, str], spares: int) -> None:
     """Do what Python does with its arguments."""
     os.chdir(place)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[0] = place
-    option, module, *_ = words
-    assert option == "-m", words
-    sys.argv = words[1:]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    import_module("numba").config.reload_config()
+    if spares and (code := spare(spares)):
+        words = ["-c", code, "--multiprocessing-fork"]
+    option, what, *rest = words
+    if option == "-m":
+        sys.path[0] = place
+        sys.argv = [what, *rest]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = ""
+        sys.argv = [option, *rest]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(what, main.__dict__)  # noqa: S102
+
+
+def spare(count: int) -> str:
+    """Fork children that wait; return in a child the code of the worker that it has become."""
+    waiting: list[tuple[int, socket.socket]] = []
+    for _ in range(count):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            return become(theirs)
+        theirs.close()
+        waiting.append((pid, ours))
+    plain = multiprocessing.util.spawnv_passfds
+
+    def spawn(path: bytes, arguments: list[str], files: list[int]) -> int:
+        if "--multiprocessing-fork" not in arguments or not waiting:
+            return plain(path, arguments, files)
+        pid, channel = waiting.pop(0)
+        code = arguments[arguments.index("-c") + 1]
+        with channel:
+            socket.send_fds(channel, [json.dumps([code, list(files)]).encode()], files)
+        return pid
+
+    multiprocessing.util.spawnv_passfds = spawn
+    return ""
+
+
+def become(channel: socket.socket) -> str:
+    """Wait for the code of a worker and its files, which get the numbers that the code has."""
+    message, files, *_ = socket.recv_fds(channel, LARGEST, 100)
+    if not message:
+        os._exit(0)
+    code, numbers = json.loads(message)
+    channel.close()
+    free = 1 + max(*numbers, *files)
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, free) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(aside, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    return code
 
 
 def end(code: object) -> NoReturn:

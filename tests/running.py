@@ -15,6 +15,9 @@ import pytest
 import prestarted
 from negmerge.cli import main
 
+WORKERS = 2
+"""The number of worker processes that a run is expected to start at most."""
+
 
 def start(
     place: Path, *arguments: str, plain: bool = False, **environment: str
@@ -27,7 +30,8 @@ def start(
     words = ["-m", "negmerge.cli", *arguments]
     ours = {"NEGMERGE_CACHE": str(place / "cache"), "COLUMNS": "150"}
     variables = os.environ | ours | environment
-    if not plain and (process := prestarted.start(words, place, variables)):
+    spares = WORKERS if "unlearn" in arguments else 0
+    if not plain and (process := prestarted.start(words, place, variables, spares)):
         return process
     return subprocess.Popen(
         [sys.executable, *words],

@@ -24,13 +24,13 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from select import select
-from tempfile import TemporaryFile
 from types import ModuleType
 from typing import NoReturn
 
@@ -38,7 +38,7 @@ LIBRARIES = (
     "torch", "torchvision.transforms.v2", "datasets", "sklearn.svm", "scipy.stats", "pandas",
     "matplotlib.pyplot", "pytorch_grad_cam", "open_clip", "numba", "cyclopts", "pydantic", "rich",
 )  # fmt: skip
-OWN = ("NEGMERGE_", "COLUMNS", "PYTEST_", "NUMBA_CACHE_DIR")
+OWN = ("NEGMERGE_", "COLUMNS", "PYTEST_", "NUMBA_CACHE_DIR", "TMPDIR")
 """Variables that none of the libraries reads when it is imported, or that are read again."""
 NUMBER = struct.Struct("<q")
 LARGEST = 1 << 17
@@ -50,7 +50,7 @@ class Process:
 
     def __init__(self, server: socket.socket, request: dict[str, object]) -> None:
         self.returncode: int | None = None
-        self.output = TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115
+        self.output = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._answers, theirs = os.pipe()
         files = [file.fileno() for file in self.output]
         socket.send_fds(server, [json.dumps(request).encode()], [*files, theirs])
@@ -164,6 +164,7 @@ def run(words: list[str], place: str, environment: dict[str, str], spares: int) 
     os.environ.clear()
     os.environ.update(environment)
     import_module("numba").config.reload_config()
+    tempfile.tempdir = None
     if spares and (code := spare(spares)):
         words = ["-c", code, "--multiprocessing-fork"]
     option, what, *rest = words

@@ -50,8 +50,8 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Path:
-    """One whole run, which the tests only look at."""
-    out, err = negmerge(place, "unlearn", "tiny.yaml", "--out", "whole")
+    """One whole run, which the tests only look at; all its processes start as a user's do."""
+    out, err = negmerge(place, "unlearn", "tiny.yaml", "--out", "whole", plain=True)
     assert "A tiny run" in out
     assert "page: whole/report/index.html" in out
     assert "note: retraining without the forget set" in err
@@ -192,7 +192,8 @@ def test_killed_and_resumed_gives_the_same_hashes(finished: Path, place: Path):
 
 
 def test_workers_die_with_a_killed_parent(place: Path):
-    process = start(place, "unlearn", "tiny.yaml", "--out", "orphans", "--set", "train.epochs=500")
+    command = ["unlearn", "tiny.yaml", "--out", "orphans", "--set", "train.epochs=500"]
+    process = start(place, *command, plain=True)
     while process.poll() is None and not trainings(place / "orphans"):
         time.sleep(0.1)
     assert process.poll() is None, "it ended before a training was seen"
@@ -215,7 +216,8 @@ def _is_training(pid: int) -> bool:
 
 
 def test_interrupted_exits_130_and_two_runs_on_one_folder_are_refused(place: Path):
-    process = start(place, "unlearn", "tiny.yaml", "--out", "twice", "--set", "train.epochs=500")
+    command = ["unlearn", "tiny.yaml", "--out", "twice", "--set", "train.epochs=500"]
+    process = start(place, *command, plain=True)
     while not (place / "twice" / "recipe.yaml").exists():
         time.sleep(0.1)
         assert process.poll() is None

@@ -186,7 +186,8 @@ def spare(count: int) -> str:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            ours.close()
+            for _, channel in [*waiting, (pid, ours)]:  # their ends are the parent's alone
+                channel.close()
             return become(theirs)
         theirs.close()
         waiting.append((pid, ours))

@@ -58,9 +58,11 @@ def negmerge(
     return ended(start(place, *arguments, plain=plain, **environment), code)
 
 
-def python(place: Path, *words: str, code: int = 0, **environment: str) -> tuple[str, str]:
+def python(
+    place: Path, *words: str, code: int = 0, spares: int = 0, **environment: str
+) -> tuple[str, str]:
     """Run Python in a folder to its end, as `negmerge` does with a command."""
-    return ended(start_python(place, *words, **environment), code)
+    return ended(start_python(place, *words, spares=spares, **environment), code)
 
 
 def ended(process: subprocess.Popen[str] | prestarted.Process, code: int) -> tuple[str, str]:

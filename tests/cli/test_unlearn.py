@@ -50,8 +50,8 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Path:
-    """One whole run, which the tests only look at; all its processes start as a user's do."""
-    out, err = negmerge(place, "unlearn", "tiny.yaml", "--out", "whole", plain=True)
+    """One whole run, which the tests only look at."""
+    out, err = negmerge(place, "unlearn", "tiny.yaml", "--out", "whole")
     assert "A tiny run" in out
     assert "page: whole/report/index.html" in out
     assert "note: retraining without the forget set" in err
@@ -270,6 +270,7 @@ def test_pool_that_is_not_kept(place: Path):
     """To the end, and killed with three of four members trained: the last is trained as before."""
     rules = ("consensus", "uniform", "ties", "magmax")
     changes = ["--set", f"methods=[{', '.join(rules)}]", "--set", "search.limit=null"]
+    changes += ["--set", "train.epochs=1", "--set", "retrain=null"]
     quick(place, "tiny.yaml", "--out", "unfolded", *changes)
     changes += ["--set", "pool.keep=false"]
     quick(place, "tiny.yaml", "--out", "folded", *changes)
@@ -325,6 +326,7 @@ def test_weights_from_files(finished: Path, place: Path):
 def test_another_criterion_reuses_everything_and_leaves_no_stale_files(place: Path):
     run = place / "changed"
     few = ["--set", "methods=[consensus, uniform]", "--set", "pool.grid={epochs: [2, 3]}"]
+    few += ["--set", "train.epochs=1", "--set", "retrain=null"]
     quick(place, "tiny.yaml", "--out", "changed", *few)
     models = {p: p.stat().st_mtime_ns for p in run.glob("pool/*/*.safetensors")}
     models[run / "base.safetensors"] = (run / "base.safetensors").stat().st_mtime_ns
@@ -383,7 +385,7 @@ def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
         (["unlearn", "tiny.yaml", "--set", "split.forget={ids: /dev/zero}"], "not a regular file"),
         (["unlearn", "tiny.yaml", "--set", "model.weights=no.safetensors"], "model.weights"),
         (["unlearn", "tiny.yaml", "--set", "methods=[tees]"], "unknown method"),
-        (["unlearn", "tiny.yaml", "--set", "train.lr=1e30"], "diverged"),
+        (["unlearn", "tiny.yaml", "--set", "train.lr=1e30", "--set", "workers=1"], "diverged"),
         (["unlearn", "tiny.yaml", "--set", "model.name=vgg16_bn"], "does not take images of 28"),
         (["unlearn", "tiny.yaml", "--set", "title=2024-99-99"], "title"),
         (["unlearn", "tiny.yaml", "--set", "pool.grid={epochs: [2020-01-01]}"], "epochs"),

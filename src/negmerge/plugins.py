@@ -18,6 +18,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -148,15 +149,21 @@ def version(source: str) -> str:
     while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
         folder = folder.parent
     if folder.name not in _INSTALLED:
+        # Thousands of modules: paths as objects, and resolved for every plug-in, cost seconds.
         imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        beside = {Path(file).resolve() for file in imported if file and Path(file).is_file()}
-        own = {file for file in beside if file.is_relative_to(folder) and file.suffix == ".py"}
+        beside = {_resolved(file) for file in imported if file}
+        inside = os.path.join(folder, "")  # noqa: PTH118
+        own = [Path(file) for file in beside if file.startswith(inside) and file.endswith(".py")]
         # An environment in the folder of the plug-in is not part of the plug-in.
-        files |= {file for file in own if not {*_INSTALLED} & {*file.relative_to(folder).parts}}
+        own = [file for file in own if not {*_INSTALLED} & {*file.relative_to(folder).parts}]
+        files |= {file for file in own if file.is_file()}
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(files):
         digest.update(hashlib.blake2b(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+_resolved = cache(os.path.realpath)
 
 
 def failure(error: BaseException) -> str | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +19,7 @@ from negmerge.evaluation.search import read_rows
 from negmerge.runs.store import Run
 from negmerge.scenarios.module.functions import text_of
 from negmerge.support.files import lock_folder
+from running import python
 
 SEARCH = nm.Search(stop=1.0, count=5, limit=8.0)
 
@@ -370,17 +368,14 @@ nm.unlearn(model, fine_tune=fine_tune, evaluate=evaluate, pool=pool, out=sys.arg
 
 @pytest.mark.parametrize(("out", "moment"), [("", "kill"), ("run", "kill early")])
 def test_what_a_killed_call_leaves_is_removed_by_the_next(out: str, moment: str, tmp_path: Path):
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-
-    def call(how: str) -> int:
-        command = [sys.executable, "-c", KILLED, out, how]
-        return subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode
+    def call(how: str, code: int) -> None:
+        python(tmp_path, "-c", KILLED, out, how, code=code, TMPDIR=str(tmp_path))
 
     in_use = tmp_path / ".negmerge-scratch-in_use"
     in_use.mkdir()
     with lock_folder(in_use):
-        assert call(moment) == -signal.SIGKILL
-        assert call("") == 0
+        call(moment, -signal.SIGKILL)
+        call("", 0)
     names = {path.name for path in tmp_path.iterdir() if path.name.startswith(".negmerge-")}
     assert names == {in_use.name}
     assert not list(tmp_path.glob("run/.negmerge-*"))

@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -77,13 +78,21 @@ torch.save(torch.nn.DataParallel(encoder).state_dict(), "parallel.pt")
 """
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """A folder with checkpoints whose classes are no longer there."""
-    (tmp_path / "release.py").write_text(RELEASE)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """Checkpoints that a process of its own saved, beside their classes."""
+    folder = tmp_path_factory.mktemp("release")
+    (folder / "release.py").write_text(RELEASE)
     command = [sys.executable, "-c", SAVE, "3"]
-    subprocess.run(command, cwd=tmp_path, check=True, env=os.environ | {"PYTHONPATH": "."})
-    (tmp_path / "imported").unlink()
+    subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": "."})
+    (folder / "imported").unlink()
+    return folder
+
+
+@pytest.fixture
+def files(saved: Path, tmp_path: Path) -> Path:
+    """A folder with checkpoints whose classes are no longer there."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

@@ -25,12 +25,16 @@ import negmerge as nm
 from negmerge.errors import NegMergeError
 from negmerge.runs.store import Run
 from negmerge.support.files import atomic_file, atomic_folder, temporary_path
+from running import start_python
 
 NEGMERGE = [sys.executable, "-m", "negmerge.cli"]
 
 
 def negmerge(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*NEGMERGE, *map(str, arguments)], capture_output=True, text=True)
+    process = start_python(Path.cwd(), "-m", "negmerge.cli", *map(str, arguments))
+    out, err = process.communicate(timeout=600)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess([], process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,8 @@ def test_killed_and_resumed_gives_the_same_hashes(finished: Path, place: Path):
 
 
 def test_workers_die_with_a_killed_parent(place: Path):
-    process = start(place, "unlearn", "tiny.yaml", "--out", "orphans", "--set", "train.epochs=500")
+    command = ["unlearn", "tiny.yaml", "--out", "orphans", "--set", "train.epochs=500"]
+    process = start(place, *command, plain=True)
     while process.poll() is None and not trainings(place / "orphans"):
         time.sleep(0.1)
     assert process.poll() is None, "it ended before a training was seen"
@@ -215,7 +216,8 @@ def _is_training(pid: int) -> bool:
 
 
 def test_interrupted_exits_130_and_two_runs_on_one_folder_are_refused(place: Path):
-    process = start(place, "unlearn", "tiny.yaml", "--out", "twice", "--set", "train.epochs=500")
+    command = ["unlearn", "tiny.yaml", "--out", "twice", "--set", "train.epochs=500"]
+    process = start(place, *command, plain=True)
     while not (place / "twice" / "recipe.yaml").exists():
         time.sleep(0.1)
         assert process.poll() is None
@@ -268,6 +270,7 @@ def test_pool_that_is_not_kept(place: Path):
     """To the end, and killed with three of four members trained: the last is trained as before."""
     rules = ("consensus", "uniform", "ties", "magmax")
     changes = ["--set", f"methods=[{', '.join(rules)}]", "--set", "search.limit=null"]
+    changes += ["--set", "train.epochs=1", "--set", "retrain=null"]
     quick(place, "tiny.yaml", "--out", "unfolded", *changes)
     changes += ["--set", "pool.keep=false"]
     quick(place, "tiny.yaml", "--out", "folded", *changes)
@@ -323,6 +326,7 @@ def test_weights_from_files(finished: Path, place: Path):
 def test_another_criterion_reuses_everything_and_leaves_no_stale_files(place: Path):
     run = place / "changed"
     few = ["--set", "methods=[consensus, uniform]", "--set", "pool.grid={epochs: [2, 3]}"]
+    few += ["--set", "train.epochs=1", "--set", "retrain=null"]
     quick(place, "tiny.yaml", "--out", "changed", *few)
     models = {p: p.stat().st_mtime_ns for p in run.glob("pool/*/*.safetensors")}
     models[run / "base.safetensors"] = (run / "base.safetensors").stat().st_mtime_ns
@@ -381,7 +385,7 @@ def test_inspect_and_verify(finished: Path, place: Path, tmp_path: Path):
         (["unlearn", "tiny.yaml", "--set", "split.forget={ids: /dev/zero}"], "not a regular file"),
         (["unlearn", "tiny.yaml", "--set", "model.weights=no.safetensors"], "model.weights"),
         (["unlearn", "tiny.yaml", "--set", "methods=[tees]"], "unknown method"),
-        (["unlearn", "tiny.yaml", "--set", "train.lr=1e30"], "diverged"),
+        (["unlearn", "tiny.yaml", "--set", "train.lr=1e30", "--set", "workers=1"], "diverged"),
         (["unlearn", "tiny.yaml", "--set", "model.name=vgg16_bn"], "does not take images of 28"),
         (["unlearn", "tiny.yaml", "--set", "title=2024-99-99"], "title"),
         (["unlearn", "tiny.yaml", "--set", "pool.grid={epochs: [2020-01-01]}"], "epochs"),

@@ -30,9 +30,11 @@ workers: 1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run, in a process that starts as a user's does."""
     place = tmp_path_factory.mktemp("toy")
     (place / "recipe.yaml").write_text(RECIPE)
-    out, err = negmerge(place, "unlearn", "recipe.yaml", "--out", "run", "--plugin", TOY)
+    command = ["unlearn", "recipe.yaml", "--out", "run", "--plugin", TOY]
+    out, err = negmerge(place, *command, plain=True)
     assert "forget error" in out, err
     return place / "run"
 

@@ -10,6 +10,7 @@ import pytest
 
 from negmerge.cli import main
 from negmerge.cli.listing import KINDS
+from running import negmerge
 
 VERBS = [
     "unlearn",
@@ -89,9 +90,9 @@ def test_the_kinds_of_the_contract_are_listed():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_everything_that_has_a_name_is_listed(kind):
-    found = json.loads(loaded("list", kind, "--json")[0])
-    table, _ = loaded("list", kind)
+def test_everything_that_has_a_name_is_listed(kind, tmp_path):
+    found = json.loads(negmerge(tmp_path, "list", kind, "--json")[0])
+    table, _ = negmerge(tmp_path, "list", kind)
     assert found
     for name, entry in found.items():
         assert name in table
@@ -99,10 +100,10 @@ def test_everything_that_has_a_name_is_listed(kind):
     assert kind != "tables" or "{" not in table  # all that a recipe says is filled in
 
 
-def test_list_rules_shows_every_rule_and_option():
-    found = json.loads(loaded("list", "rules", "--json")[0])
+def test_list_rules_shows_every_rule_and_option(tmp_path):
+    found = json.loads(negmerge(tmp_path, "list", "rules", "--json")[0])
     assert found["consensus"]["options"]["reduce"] == {"takes": "mean|min|max", "default": "mean"}
-    table, _ = loaded("list", "rules")
+    table, _ = negmerge(tmp_path, "list", "rules")
     for name, rule in found.items():
         assert name in table
         for option in rule["options"]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
@@ -31,6 +28,7 @@ from negmerge.runs.store import Run
 from negmerge.support.progress import Quiet
 from negmerge.training.weights import load_tensors
 from negmerge.vision.places import ASSETS
+from running import negmerge
 
 NOT_OURS = {"paper_number"}
 
@@ -249,35 +247,21 @@ def test_clip_tables_and_figures_share_a_run(desk, place: Path, capsys):
 
 
 def test_the_papers_scale_says_what_it_needs_and_stops(tmp_path: Path):
-    command = [sys.executable, "-m", "negmerge.cli", "reproduce", "B13", "--scale", "paper"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=True
-    )
-    assert "GPU-hours" in done.stdout
-    assert "measured on this machine (" in done.stdout
-    assert "Nothing was started" in done.stdout
+    cache = str(tmp_path.parent / "cache")
+    out, _ = negmerge(tmp_path, "reproduce", "B13", "--scale", "paper", NEGMERGE_CACHE=cache)
+    assert "GPU-hours" in out
+    assert "measured on this machine (" in out
+    assert "Nothing was started" in out
     assert not list(tmp_path.iterdir())
 
 
 def test_weights_that_only_the_user_has_are_asked_for(tmp_path: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "negmerge.cli",
-        "reproduce",
-        "B8",
-        "--scale",
-        "paper",
-        "--yes",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "B8: model.init is not set" in done.stderr
-    assert "--set model.init=FILE" in done.stderr
-    wrong = [*command, "--set", "model.init=none.safetensors"]
-    done = subprocess.run(wrong, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "none.safetensors: no such file" in done.stderr
+    command = ["reproduce", "B8", "--scale", "paper", "--yes"]
+    _, err = negmerge(tmp_path, *command, code=2)
+    assert "B8: model.init is not set" in err
+    assert "--set model.init=FILE" in err
+    _, err = negmerge(tmp_path, *command, "--set", "model.init=none.safetensors", code=2)
+    assert "none.safetensors: no such file" in err
 
 
 def test_all_data_is_looked_for_before_the_first_run(place: Path, tmp_path: Path, monkeypatch):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -19,7 +16,7 @@ import oracle
 from negmerge.merging.computation import loop_for
 from negmerge.merging.rules import make_rule, options_of, rules
 from negmerge.support.jit import CHECKSUM_SIZE, cache_checksum
-from running import negmerge
+from running import negmerge, python
 
 OTHER = {"quorum": 0.7, "density": 0.5, "factor": 1.5, "agree": 3}
 N = 6
@@ -111,15 +108,9 @@ def cache(pool: Path, tmp_path_factory) -> Path:
 def in_turn(pool: Path, cache: Path, order: list[int]) -> tuple[list[int], str]:
     """Merge by variants in one process; which came out wrong, and what it said."""
     work = [(number, VARIANTS[number]) for number in order]
-    done = subprocess.run(
-        [sys.executable, "-c", IN_TURN, str(pool), json.dumps(work)],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    words = ["-c", IN_TURN, str(pool), json.dumps(work)]
+    out, err = python(pool, *words, NUMBA_CACHE_DIR=str(cache))
+    return json.loads(out), err
 
 
 def orders() -> dict[str, list[int]]:

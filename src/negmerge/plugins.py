@@ -163,7 +163,9 @@ def version(source: str) -> str:
     return digest.hexdigest()
 
 
-_resolved = cache(os.path.realpath)
+@cache
+def _resolved(file: str) -> str:
+    return os.path.realpath(file)
 
 
 def failure(error: BaseException) -> str | None:

@@ -1,6 +1,7 @@
 """The command line.
 
-`verbs.py` has the verbs, `arguments.py` parses values of options, `listing.py` lists names.
+`run_verbs.py` and `file_verbs.py` have the verbs, `verbs.py` runs them; `arguments.py` parses
+values of options, `listing.py` lists names.
 
 May import every room; nothing imports it. A verb imports other modules when it is called, so that
 `--help` loads neither torch nor numba.

@@ -1,0 +1,33 @@
+"""The application of cyclopts that verbs register with, and the kinds of arguments they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter, Token
+
+app = App(
+    name="negmerge",
+    help="Make a trained model forget: merge fine-tuned models by sign, subtract the result.",
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
+)
+
+
+def _output_path(_: Any, tokens: Sequence[Token]) -> Path:
+    """Parse an output; an empty path would be the current folder."""
+    if not tokens[0].value:
+        raise ValueError("is empty; name a file or folder")
+    return Path(tokens[0].value)
+
+
+_OUT = Parameter(name=["--out", "-o"], converter=_output_path)
+Out = Annotated[Path, _OUT]
+OptionalOut = Annotated[Path | None, _OUT]
+Set = Annotated[list[str] | None, Parameter(name="--set", negative="")]
+Options = Annotated[list[str] | None, Parameter(negative="")]
+Seeds = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Flag = Annotated[bool, Parameter(negative="")]

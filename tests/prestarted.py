@@ -106,25 +106,25 @@ def start(
         environment: all variables.
         spares: the number of spare children.
     """
-    server, theirs = _server()
-    changed = {name for name, _ in set(environment.items()) ^ set(theirs.items())}
-    if any(not name.startswith(OWN) for name in changed):
+    server, before, after = _server()
+    changed = {name for name, value in environment.items() if after.get(name) != value}
+    if any(not name.startswith(OWN) for name in changed | (before.keys() - environment.keys())):
         return None
     request = {"words": arguments, "place": str(place), "environment": environment}
     return Process(server, request | {"spares": spares})
 
 
 @cache
-def _server() -> tuple[socket.socket, dict[str, str]]:
-    """The server of this process, and its environment."""
+def _server() -> tuple[socket.socket, dict[str, str], dict[str, str]]:
+    """The server of this process, and its variables before and after the libraries set theirs."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = dict(os.environ)
+    before = dict(os.environ)
     command = [sys.executable, __file__, str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=before)
     theirs.close()
     for ending in (process.wait, process.kill, ours.close):  # the last comes first
         atexit.register(ending)
-    return ours, environment
+    return ours, before, json.loads(ours.recv(LARGEST))
 
 
 def serve(channel: socket.socket) -> dict[str, object]:
@@ -132,6 +132,7 @@ def serve(channel: socket.socket) -> dict[str, object]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests decide which process ends
     for name in LIBRARIES:
         import_module(name)
+    channel.send(json.dumps(dict(os.environ)).encode())
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets those that have waited
     while True:

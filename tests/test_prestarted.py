@@ -77,7 +77,25 @@ def test_workers_are_its_children(spares: int, tmp_path: Path):
     assert python(tmp_path, "-c", WORKERS, spares=spares) == ("True\n", "")
 
 
-def test_variables_that_libraries_read_when_they_are_imported_need_a_plain_process(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("variables", "prestarted"),
+    [
+        ({}, True),
+        ({"NEGMERGE_X": "1"}, True),
+        ({"KMP_INIT_AT_FORK": "FALSE"}, True),  # as scikit-learn sets it when it is imported
+        ({"KMP_INIT_AT_FORK": "TRUE"}, False),
+        ({"OMP_NUM_THREADS": "1"}, False),
+    ],
+)
+def test_what_libraries_read_when_they_are_imported_needs_a_plain_process(
+    variables: dict[str, str], prestarted: bool, tmp_path: Path
+):
     code = "import sys; print('torch' in sys.modules)"
-    assert python(tmp_path, "-c", code, NEGMERGE_X="1")[0] == "True\n"
-    assert python(tmp_path, "-c", code, OMP_NUM_THREADS="1")[0] == "False\n"
+    assert python(tmp_path, "-c", code, **variables)[0] == f"{prestarted}\n"
+
+
+def test_a_variable_that_is_gone_needs_a_plain_process(tmp_path: Path, monkeypatch):
+    code = "import sys; print('torch' in sys.modules)"
+    assert python(tmp_path, "-c", code)[0] == "True\n"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert python(tmp_path, "-c", code)[0] == "False\n"

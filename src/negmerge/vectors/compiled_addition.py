@@ -57,13 +57,8 @@ def bits_of_double(x):
 
 
 @register_jitable
-def from_f32(word):
-    return np.float64(as_single(word))
-
-
-@register_jitable
 def from_bf16(word):
-    return np.float64(as_single(U32(word) << U32(16)))
+    return as_single(U32(word) << U32(16))
 
 
 @register_jitable
@@ -75,7 +70,7 @@ def from_f16(word):
     special = U32(0x7F800000) if bits >= U32(31 << 23) else U32(0)
     bits += U32(113 << 23) if subnormal else U32(112 << 23)
     value = as_single(bits | special) - (SMALL if subnormal else np.float32(0))
-    return np.float64(as_single(bits_of_single(value) | ((U32(word) & SIGN) << U32(16))))
+    return as_single(bits_of_single(value) | ((U32(word) & SIGN) << U32(16)))
 
 
 @register_jitable
@@ -97,23 +92,48 @@ def rounded(x, smallest, step):
 
 
 @register_jitable
-def to_bf16(x):
-    return U16(bits_of_single(rounded(x, 2.0**-126, 1.5 * 2.0**45)) >> U32(16))
+def round_bf16(x):
+    return rounded(x, 2.0**-126, 1.5 * 2.0**45)
 
 
 @register_jitable
-def to_f16(x):
-    bits = bits_of_single(rounded(x, 2.0**-14, 1.5 * 2.0**42))
+def round_f16(x):
+    return rounded(x, 2.0**-14, 1.5 * 2.0**42)
+
+
+@register_jitable
+def round_f32(x):
+    return np.float32(x)
+
+
+@register_jitable
+def round_f64(x):
+    return x
+
+
+@register_jitable
+def to_bf16(value):
+    return U16(bits_of_single(value) >> U32(16))
+
+
+@register_jitable
+def to_f16(value):
+    bits = bits_of_single(value)
     sign = (bits >> U32(16)) & SIGN
-    value = as_single(bits & U32(0x7FFFFFFF))
-    subnormal = value < SMALL
-    bits = bits_of_single(value + (SMALL if subnormal else np.float32(0))) >> U32(13)
+    size = as_single(bits & U32(0x7FFFFFFF))
+    subnormal = size < SMALL
+    bits = bits_of_single(size + (SMALL if subnormal else np.float32(0))) >> U32(13)
     bits -= U32(113 << 10) if subnormal else U32(112 << 10)
-    return U16((bits if value < np.float32(65536) else U32(0x7C00)) | sign)
+    return U16((bits if size < np.float32(65536) else U32(0x7C00)) | sign)
 
 
-FROM = {"F64": as_double, "F32": from_f32, "BF16": from_bf16, "F16": from_f16}
+FROM = {"F64": as_double, "F32": as_single, "BF16": from_bf16, "F16": from_f16}
+"""From bits to a float32 (a float64 for F64) of the same value."""
+ROUND = {"F64": round_f64, "F32": round_f32, "BF16": round_bf16, "F16": round_f16}
+"""From a float64 to the nearest value of the format, as a float32 (a float64 for F64)."""
 TO = {"F64": bits_of_double, "F32": bits_of_single, "BF16": to_bf16, "F16": to_f16}
+"""From such a value to its bits."""
+WIDE = {"F64": np.float64, "F32": np.float32, "BF16": np.float32, "F16": np.float32}
 
 # ---------------------------------------------------------------------------------------- additions
 
@@ -156,27 +176,41 @@ def loops_for(base: str, out: str, values: str) -> Loops:
     >>> hex(base[0])  # 0.5
     '0x3f00'
     """
-    from_base, from_value, to_out = FROM[base], FROM[values], TO[out]
+    from_base, from_value = FROM[base], FROM[values]
+    round_out, to_out, wide_base, wide_out = ROUND[out], TO[out], WIDE[base], WIDE[out]
     infinite, kind = INFINITE[out], BITS[out]
     magnitude = ~BITS[values](0) >> BITS[values](1)
     plain, examples = Plain(base, out, values), Examples(base, out, values)
 
     @compiled(equals_reference(plain.convert, examples.convert))
     def convert(numbers, results):
-        for i in range(numbers.shape[0]):
-            results[i] = to_out(from_base(numbers[i]))
+        near = np.empty(STRIP, wide_out)
+        for start in range(0, numbers.shape[0], STRIP):
+            count = min(STRIP, numbers.shape[0] - start)
+            some, place = numbers[start : start + count], results[start : start + count]
+            for i in range(count):
+                near[i] = round_out(np.float64(from_base(some[i])))
+            for i in range(count):
+                place[i] = to_out(near[i])
         return largest(results, infinite) < infinite
 
     @compiled(equals_reference(plain.add_all, examples.add_all))
     def add_all(numbers, results, stored, scale):
         changed, most = np.int64(0), infinite & ~infinite
+        # One loop for each width of numbers: LLVM computes as many at once as the widest allows.
+        wide, near = np.empty(STRIP, wide_base), np.empty(STRIP, wide_out)
         new = np.empty(STRIP, kind)
         for start in range(0, numbers.shape[0], STRIP):
             count = min(STRIP, numbers.shape[0] - start)
             some, place = numbers[start : start + count], results[start : start + count]
             weights = stored[start : start + count]
             for i in range(count):
-                new[i] = to_out(from_base(some[i]) + scale * from_value(weights[i]))
+                wide[i] = from_base(some[i])
+            for i in range(count):
+                value = np.float64(from_value(weights[i]))
+                near[i] = round_out(np.float64(wide[i]) + scale * value)
+            for i in range(count):
+                new[i] = to_out(near[i])
             for i in range(count):
                 fresh, old = new[i], place[i]  # loaded without a condition, or LLVM uses branches
                 new[i] = fresh if weights[i] & magnitude else old
@@ -194,7 +228,8 @@ def loops_for(base: str, out: str, values: str) -> Loops:
         changed, bad = np.int64(0), np.int64(0)
         for k in range(stored.shape[0]):
             i = positions[k]
-            word = to_out(from_base(numbers[i]) + scale * from_value(stored[k]))
+            value = np.float64(from_value(stored[k]))
+            word = to_out(round_out(np.float64(from_base(numbers[i])) + scale * value))
             bad |= np.int64(word & infinite == infinite)
             changed += np.int64(word != results[i])
             results[i] = word

@@ -306,7 +306,7 @@ class Merge:
                 raise MismatchError(f"{model.path}: {SAME_AS_BASE}")
             raise MismatchError(
                 f"{model.path}: has the same weights as {self.inputs.models[first].path}; "
-                "remove one of them, or allow duplicates (--allow-duplicates)"
+                "remove one of them; `negmerge merge --allow-duplicates` accepts both"
                 f"{'' if model.files else SHARED}"
             )
 

@@ -165,8 +165,8 @@ def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
                 "were fine-tuned from the base"
             )
         raise MismatchError(
-            f"{model.path}: listed twice (also as {first}); list each model once, "
-            "or allow duplicates (--allow-duplicates)"
+            f"{model.path}: listed twice (also as {first}); list each model once; "
+            "`negmerge merge --allow-duplicates` accepts both"
         )
 
 

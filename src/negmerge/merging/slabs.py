@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 SLAB = 64 << 20
 """Arrays are multiples of this size, for which the system uses huge pages."""
-MOST_KEPT = 4 << 30
+MOST_KEPT = 1 << 30
 """The number of bytes that are kept at most."""
 
 _LOCK = Lock()

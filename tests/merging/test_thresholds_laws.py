@@ -23,6 +23,7 @@ class Stored(Changes):
 
     def each(self, run, work=None):
         if work is not None:
+            self.passes += sum(s.size for s in work) == self.elements
             yield from (run(self.rows[:, s.start : s.stop].copy(), s.size) for s in work)
             return
         self.passes += 1

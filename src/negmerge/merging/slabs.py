@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import defaultdict
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 SLAB = 64 << 20
 """Arrays are multiples of this size, for which the system uses huge pages."""
-MOST_KEPT = 1 << 30
+MOST_KEPT = 2 << 30
 """The number of bytes that are kept at most."""
 
-_LOCK = Lock()
+_LOCK = RLock()
+"""Reentrant: the garbage collector may end an array, and so call `_keep`, at any time."""
 _kept: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
@@ -46,7 +47,7 @@ def new_slab(nbytes: int = SLAB) -> NDArray[np.uint8]:
 
 def _keep(memory: mmap.mmap) -> None:
     with _LOCK:
-        if sum(size * len(some) for size, some in _kept.items()) + len(memory) <= MOST_KEPT:
+        if sum(size * len(some) for size, some in list(_kept.items())) + len(memory) <= MOST_KEPT:
             _advise(memory, "MADV_FREE")
             _kept[len(memory)].append(memory)
 

@@ -49,8 +49,9 @@ class Threshold(FirstPass):
             Search(k + 1, *bounds, max(4096, MOST // changes.width))
             for bounds in _bounds(changes, k + 1)
         ]
+        _search(changes, searches, None)
         while any(search.found is None for search in searches):
-            _search(changes, searches)
+            _search(changes, searches, segments(changes.tensors))
         return np.array([search.found for search in searches])
 
 
@@ -134,8 +135,11 @@ def _number(bits: int) -> float:
     return float(np.uint64(bits).view(np.float64))
 
 
-def _search(changes: Changes, searches: list[Search]) -> None:
-    """Do one pass over the vectors for all searches that have not ended."""
+def _search(changes: Changes, searches: list[Search], work: list[Segment] | None) -> None:
+    """Do one pass over the vectors for all searches that have not ended.
+
+    Only the first pass is reported as progress: it has no explicit `work`.
+    """
     low = np.array([search.low for search in searches], np.uint64).view(np.float64)
     high = np.array([search.high for search in searches], np.uint64).view(np.float64)
     wanted = np.array([search.found is None for search in searches])
@@ -146,7 +150,7 @@ def _search(changes: Changes, searches: list[Search]) -> None:
         gather(rows, changes.mean, size, wanted, low, high, counts, between, sizes)
         return counts, [between[g, : sizes[g]].copy() for g in range(changes.width)]
 
-    for counts, between in changes.each(run):
+    for counts, between in changes.each(run, work):
         for search, own, some in zip(searches, counts, between, strict=True):
             search.add(own, some)
     for search in searches:
@@ -159,7 +163,7 @@ def _bounds(changes: Changes, rank: int) -> list[tuple[int, int]]:
     if changes.elements <= SMALL:
         return [(0, INFINITE)] * changes.width
     strips = changes.elements // STRIP
-    every = max(1, strips // min(256, max(64, 4096 // changes.width)))
+    every = max(2, -(-strips // min(256, max(64, 4096 // changes.width))))
     sample = [
         Segment(s.info, start, min(start + STRIP, s.stop))
         for s in segments(changes.tensors)

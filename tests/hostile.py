@@ -284,7 +284,6 @@ def patch_cases() -> None:
     roles = ("patch", "member", "base")
     in_roles("patch-of-version-3", later, "negmerge-patch/3", roles=roles)
     damaged("without-rule", lambda m: m.pop("rule"), "damaged", "rule")
-    damaged("with-a-base-of-two-lines", lambda m: m.update(base="a\nb"), "damaged", "base")
     damaged("without-table", lambda m: m.pop("tensors"), "JSON")
 
     def table(text: bytes, kind: str, keep: bool) -> Build:
@@ -306,6 +305,9 @@ def patch_cases() -> None:
     in_roles("patch-with-odd-table", table(b"{}", "I8", False), "damaged", roles=roles)
     in_roles("patch-with-broken-table", table(b"{", "U8", False), "JSON", roles=roles)
     in_roles("patch-with-short-table", table(b"{}", "U8", False), "not listed", roles=roles)
+    two_lines = partial(write_damaged_patch, lambda m: m.update(base="a\nb"))
+    command = ROLES["patch"].format(BAD)
+    case("patch-with-a-base-of-two-lines", command, "wanted a\\nb; name", build=two_lines)
     damaged("with-broken-json", lambda m: m.update(members="["), "damaged")
     damaged("with-nested-json", lambda m: m.update(members="[" * 100_000), "damaged")
     for key, value in {"options": "[]", "members": "5", "n": '"x"', "kept": "{}"}.items():

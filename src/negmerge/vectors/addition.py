@@ -11,7 +11,7 @@ import numpy as np
 from negmerge.checkpoints.checkpoint import Checkpoint, aligned_buffer
 from negmerge.checkpoints.dtypes import SIZES, Bytes
 from negmerge.checkpoints.fingerprint import BLOCK, checksum, fingerprint, padded_size
-from negmerge.errors import MismatchError
+from negmerge.errors import MismatchError, printable
 from negmerge.support.parallel import run_in_order
 from negmerge.support.progress import Progress
 from negmerge.vectors.entry import Entry
@@ -75,7 +75,7 @@ class Addition:
         if found != wanted:
             raise MismatchError(
                 f"{self.model.path}: is not the base of this patch: its fingerprint is {found}, "
-                f"wanted {wanted}; name the base from which the patch was made"
+                f"wanted {printable(wanted)}; name the base from which the patch was made"
             )
         self.changed = changes.total()
         for name, entry in self.tau.entries.items():

@@ -110,7 +110,7 @@ def _is_rounding(value: dict[str, Any]) -> bool:
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "rule": lambda v: isinstance(v, str),
-    "base": lambda v: isinstance(v, str) and v.isprintable(),
+    "base": lambda v: isinstance(v, str),
     "n": lambda v: type(v) is int and v > 0,
     "options": lambda v: _is_map(v, str, int, float),
     "members": lambda v: _is_list(v, dict) and all(map(_is_member, v)),

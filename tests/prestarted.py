@@ -38,8 +38,15 @@ LIBRARIES = (
     "torch", "torchvision.transforms.v2", "datasets", "sklearn.svm", "scipy.stats", "pandas",
     "matplotlib.pyplot", "pytorch_grad_cam", "open_clip", "numba", "cyclopts", "pydantic", "rich",
 )  # fmt: skip
-OWN = ("NEGMERGE_", "COLUMNS", "PYTEST_", "NUMBA_CACHE_DIR", "TMPDIR")
-"""Variables that none of the libraries reads when it is imported, or that are read again."""
+EARLY = (
+    "CUDA_", "HF_", "HOME", "KMP_", "LD_", "MKL_", "MPL", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON",
+    "TORCH_", "TRANSFORMERS_", "XDG_",
+)  # fmt: skip
+"""Variables that Python reads when it starts, or libraries when they are imported."""
+LATE = ("NUMBA_CACHE_DIR",)
+"""Those of them that a process reads again."""
+BEFORE = dict(os.environ)
+"""The variables of the server: those before any test changed one."""
 NUMBER = struct.Struct("<q")
 LARGEST = 1 << 17
 """Bytes of a request."""
@@ -106,25 +113,25 @@ def start(
         environment: all variables.
         spares: the number of spare children.
     """
-    server, before, after = _server()
-    changed = {name for name, value in environment.items() if after.get(name) != value}
-    if any(not name.startswith(OWN) for name in changed | (before.keys() - environment.keys())):
+    server, after = _server()
+    # Libraries set variables, too: in the server, and in this process.
+    fixed = {name for name in BEFORE | environment if name.startswith(EARLY) and name not in LATE}
+    if any(environment.get(name) not in (BEFORE.get(name), after.get(name)) for name in fixed):
         return None
     request = {"words": arguments, "place": str(place), "environment": environment}
     return Process(server, request | {"spares": spares})
 
 
 @cache
-def _server() -> tuple[socket.socket, dict[str, str], dict[str, str]]:
-    """The server of this process, and its variables before and after the libraries set theirs."""
+def _server() -> tuple[socket.socket, dict[str, str]]:
+    """The server of this process, and its variables after the libraries set theirs."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    before = dict(os.environ)
     command = [sys.executable, __file__, str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=before)
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=BEFORE)
     theirs.close()
     for ending in (process.wait, process.kill, ours.close):  # the last comes first
         atexit.register(ending)
-    return ours, before, json.loads(ours.recv(LARGEST))
+    return ours, json.loads(ours.recv(LARGEST))
 
 
 def serve(channel: socket.socket) -> dict[str, object]:

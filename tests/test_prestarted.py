@@ -82,9 +82,11 @@ def test_workers_are_its_children(spares: int, tmp_path: Path):
     [
         ({}, True),
         ({"NEGMERGE_X": "1"}, True),
+        ({"NUMBA_CACHE_DIR": "cache"}, True),
         ({"KMP_INIT_AT_FORK": "FALSE"}, True),  # as scikit-learn sets it when it is imported
         ({"KMP_INIT_AT_FORK": "TRUE"}, False),
         ({"OMP_NUM_THREADS": "1"}, False),
+        ({"PYTHONPATH": "lib"}, False),
     ],
 )
 def test_what_libraries_read_when_they_are_imported_needs_a_plain_process(

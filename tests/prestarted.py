@@ -30,7 +30,7 @@ import traceback
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from select import select
+from select import POLLIN, poll
 from types import ModuleType
 from typing import NoReturn
 
@@ -71,7 +71,9 @@ class Process:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select([self._answers], [], [], timeout)[0]:
+            answers = poll()  # `select` cannot wait for files with numbers from 1024 on
+            answers.register(self._answers, POLLIN)
+            if not answers.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             self.returncode = self._answer()
             os.close(self._answers)
@@ -89,6 +91,10 @@ class Process:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def __del__(self) -> None:
+        for file in self.output:
+            file.close()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; what the process wrote."""

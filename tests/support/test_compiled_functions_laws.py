@@ -11,7 +11,7 @@ from negmerge.checkpoints.fingerprint import checksum
 from negmerge.merging.dissent import count_dissent
 from negmerge.merging.magnitudes import gather
 from negmerge.merging.rows import BFLOAT16, FLOAT16, widen
-from negmerge.vectors.compiled_addition import add_dense, add_sparse
+from negmerge.vectors.compiled_addition import SLACK, find_positions, loops_for
 
 RNG = np.random.default_rng(0)
 
@@ -95,8 +95,11 @@ def test_values_are_added_where_they_are_not_zero(factor: float, scale: float):
         wanted[where] = base[where].astype(np.float64) + scale * values[where].astype(np.float64)
     changed = np.count_nonzero(wanted.view(np.uint32) != base.view(np.uint32))
     finite = bool(np.isfinite(wanted).all())
-    bits = np.packbits(values != 0, bitorder="little")
-    sparse, dense = base.copy(), base.copy()
-    assert add_sparse(sparse, bits, values[where], scale) == (changed, finite)
-    assert add_dense(dense, values, scale) == (changed, finite)
+    positions = np.zeros(values.size + SLACK, np.uint32)
+    count = find_positions(np.packbits(values != 0, bitorder="little"), positions)
+    assert positions[:count].tolist() == where.tolist()
+    loops, words = loops_for("F32", "F32", "F32"), values.view(np.uint32)
+    sparse, dense = base.copy().view(np.uint32), base.copy().view(np.uint32)
+    assert loops.add_at(sparse, sparse, positions, words[where], scale) == (changed, finite)
+    assert loops.add_all(dense, dense, words, scale) == (changed, finite)
     assert sparse.tobytes() == dense.tobytes() == wanted.tobytes()

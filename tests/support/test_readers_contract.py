@@ -32,7 +32,7 @@ ALLOWED = {
     ): "called by `convert` only; every class but those of tensors is replaced",
     ("support/files.py", "os.fdopen"): "of `open_regular`",
     ("support/files.py", "os.open"): "opens what is written, and folders",
-    ("vectors/apply.py", "os.open"): "opens what is written",
+    ("vectors/output.py", "os.open"): "opens what is written",
     ("vision/cache.py", "os.open"): "a lock",
     ("vision/cache.py", "path.open"): "opens what is written",
     ("vision/parquet.py", "files.open"): "ranges of files on the Hub",

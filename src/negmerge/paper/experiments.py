@@ -83,7 +83,7 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     """Descriptions of the settings of a recipe that the paper does not state.
 
     >>> facts(load_recipe("desk_clip_mnist"))["grid"]
-    '21 values from 0 to 2, up to 8 while a larger one may be better, by bracketing'
+    '21 values from 0 to 4, up to 16 while a larger one may be better, by bracketing'
     """
     members, search = recipe.pool.members(), recipe.search
     first = members[0]

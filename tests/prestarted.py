@@ -179,6 +179,7 @@ def run(words: list[str], place: str, environment: dict[str, str], spares: int) 
     os.environ.update(environment)
     import_module("numba").config.reload_config()
     tempfile.tempdir = None
+    sys.modules.pop("__mp_main__", None)  # this module, which a plain process does not import
     if spares and (code := spare(spares)):
         words = ["-c", code, "--multiprocessing-fork"]
     option, what, *rest = words

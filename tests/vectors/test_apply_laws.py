@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -364,3 +365,12 @@ def test_a_patch_that_cannot_be_read_back_gets_no_name(tmp_path, monkeypatch):
         with pytest.raises(NegMergeError, match="as listed"):
             write(tmp_path / "p")
         assert set(tmp_path.iterdir()) == before
+
+
+def test_a_patch_is_closed_when_its_task_vector_is_gone(tmp_path: Path):
+    base, model = ({"w": np.full(9, k, np.float32)} for k in (0, 1))
+    out = tmp_path / "patch.safetensors"
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        assert nm.merge(base, [model], out=out).entries["w"].stored().all()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

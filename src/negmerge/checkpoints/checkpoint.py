@@ -137,6 +137,11 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # A patch that is read lazily stays open as long as its task vector exists.
+        if hasattr(self, "_closing"):
+            self.close()
+
     def _open_file(self, path: Path) -> None:
         descriptor = open_regular(path)
         self._closing.callback(os.close, descriptor)

@@ -142,7 +142,8 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
 
 def serve(channel: socket.socket) -> dict[str, object]:
     """Fork for each request; return it in the fork. The server ends with its client."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests decide which process ends
+    # An interrupt is for the processes, and for the tests, which decide what ends.
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in LIBRARIES:
         import_module(name)
     channel.send(json.dumps(dict(os.environ)).encode())
@@ -157,7 +158,7 @@ def serve(channel: socket.socket) -> dict[str, object]:
             out, err, answers = files
             pid = os.fork()
             if pid == 0:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.signal(signal.SIGINT, interrupted)
                 os.dup2(out, 1)
                 os.dup2(err, 2)
                 channel.close()

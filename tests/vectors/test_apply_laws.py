@@ -373,4 +373,4 @@ def test_a_patch_is_closed_when_its_task_vector_is_gone(tmp_path: Path):
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
         assert nm.merge(base, [model], out=out).entries["w"].stored().all()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

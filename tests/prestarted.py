@@ -125,6 +125,7 @@ def start(
     if any(environment.get(name) not in (BEFORE.get(name), after.get(name)) for name in fixed):
         return None
     request = {"words": arguments, "place": str(place), "environment": environment}
+    request["ignores"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     return Process(server, request | {"spares": spares})
 
 
@@ -143,7 +144,7 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
 def serve(channel: socket.socket) -> dict[str, object]:
     """Fork for each request; return it in the fork. The server ends with its client."""
     # An interrupt is for the processes, and for the tests, which decide what ends.
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in LIBRARIES:
         import_module(name)
     channel.send(json.dumps(dict(os.environ)).encode())
@@ -158,7 +159,6 @@ def serve(channel: socket.socket) -> dict[str, object]:
             out, err, answers = files
             pid = os.fork()
             if pid == 0:
-                signal.signal(signal.SIGINT, interrupted)
                 os.dup2(out, 1)
                 os.dup2(err, 2)
                 channel.close()
@@ -173,8 +173,11 @@ def serve(channel: socket.socket) -> dict[str, object]:
             os.close(file)
 
 
-def run(words: list[str], place: str, environment: dict[str, str], spares: int) -> None:
-    """Do what Python does with its arguments."""
+def run(
+    words: list[str], place: str, environment: dict[str, str], ignores: bool, spares: int
+) -> None:
+    """Do what Python does with its arguments; interrupts are ignored if its parent ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignores else signal.default_int_handler)
     os.chdir(place)
     os.environ.clear()
     os.environ.update(environment)

@@ -50,6 +50,30 @@ def unlearn(
 
 
 @app.command
+def status(run: Path, /, *, json_: Json = False) -> None:
+    """Show what a run is doing, from another terminal or another machine.
+
+    Args:
+        run: A run directory.
+        json_: Print the status as JSON.
+    """
+    from negmerge.runs.status import describe, read_status
+    from negmerge.runs.store import open_run
+
+    found = open_run(run)
+    shown = None if found.finished else read_status(found)
+    if json_:
+        working = shown is not None and shown.working
+        state = "finished" if found.finished else "working" if working else "stopped"
+        print(
+            json.dumps({"run": str(run), "state": state, **(shown.model_dump() if shown else {})})
+        )
+        return
+    for line in describe(found, shown):
+        print(printable(line))
+
+
+@app.command
 def report(run: Path, /) -> None:
     """Build the page of a run again; the run may be unfinished.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from negmerge.evaluation.criteria import Criterion, criteria
 from negmerge.evaluation.metrics import metrics
@@ -14,8 +15,10 @@ from negmerge.runs.executors import Executor, InProcess
 from negmerge.runs.methods import Method
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.records import Done
+from negmerge.runs.status import StatusWriter
 from negmerge.runs.steps import Step, T
 from negmerge.runs.store import Run
+from negmerge.runs.watch import Unit, Watch
 from negmerge.scenarios.base import Scenario, identity
 from negmerge.scenarios.settings import scenarios
 from negmerge.support.progress import Progress
@@ -41,6 +44,8 @@ class Context:
     executor: Executor
     progress: Progress
     illustrated: bool = True
+    status: StatusWriter | None = None
+    """Writes what `negmerge status` shows, if the run is to be watched."""
 
     @property
     def criterion(self) -> Criterion:
@@ -97,12 +102,25 @@ class Context:
             else:
                 todo.append(step)
         if todo:
-            total = sum(step.size(self.scenario) for step in todo)
-            self.progress.stage(title, total, unit or self.scenario.unit)
+            watch = self._watch(title, todo, unit or self.scenario.unit)
             executor = InProcess(self.scenario) if todo[0].in_main_process else self.executor
-            advance, stage_size = self.progress.advance, stage_size or len(distinct)
-            for position, done in executor.run(todo, advance, stage_size):
+            for position, done in executor.run(todo, watch, stage_size or len(distinct)):
                 step = todo[position]
                 results[step.out] = self.store.mark_done(step, done)
+                watch.finished(position)
                 on_done(step)
         return [results[step.out] for step in steps]
+
+    def _watch(self, title: str, steps: Sequence[Step[Any]], unit: str) -> Watch:
+        """Begin a stage; return what executors tell about its steps."""
+        units = [Unit(step.label, step.size(self.scenario)) for step in steps]
+        total = sum(one.size for one in units)
+        self.progress.stage(title, total, unit)
+        if self.status is not None:
+            self.status.begin(title, unit, total, units)
+
+        def changed(one: Unit) -> None:
+            facts = {"node": one.node, "attempt": one.attempt, "error": one.error} | one.facts
+            self.progress.unit_changed(one.name, one.state, **facts)
+
+        return Watch(units, self.progress.advance, changed)

@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Self
 
 from negmerge.errors import FileError, quoted
-from negmerge.support.files import TEMPORARY_SUFFIX, lock_folder, report_write_errors
+from negmerge.support.files import (
+    TEMPORARY_SUFFIX,
+    lock_folder,
+    remove_abandoned,
+    report_write_errors,
+)
 
 TITLE = re.compile(r"[A-Za-z0-9_-]+")
 """The titles of methods and the keys of models; both name files."""
-STATE_FILE = re.compile(r"([0-9a-f]{16}|given|conflict)(\.\w+)?")
+STATE_FILE = re.compile(r"([0-9a-f]{16}|given|conflict|status|cores)(\.\w+)?")
 DATA_FILE = re.compile(r"attack\.csv|gradcam\.json|gradcam-\d+-[A-Za-z0-9_-]+\.png")
 PAGE_FILE = re.compile(r"index\.html")
 """The names that a run gives to its files; a run removes no others."""
@@ -34,6 +39,7 @@ class RunDirectory:
         self.data = self.folder / "report" / "data"
         self.tables = self.folder / "report" / "tables"
         self.states = self.folder / ".state"
+        self.logs = self.folder / "logs"
         self.journal_file = self.folder / "journal.json"
         self.manifest = self.folder / "manifest.json"
         self.scores = self.folder / "scores.json"
@@ -116,6 +122,7 @@ class RunDirectory:
             with report_write_errors(self.folder):
                 for name in (".state", "pool", "patches", "sweeps", "unlearned"):
                     (self.folder / name).mkdir(exist_ok=True)
+            remove_abandoned(self.folder)
             yield
 
     def clear_state(self) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-
-import torch
 
 from negmerge.errors import NegMergeError, OptionError
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
-from negmerge.runs.checks import check_methods, check_trainings, memory_limit
+from negmerge.runs.checks import check_methods
 from negmerge.runs.context import Context, plugin_versions
-from negmerge.runs.executors import LocalProcesses, OnlyWorker, count_processes
+from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.merges import merge_pool
 from negmerge.runs.panels import draw_panels
 from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
@@ -22,10 +19,10 @@ from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
 from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
+from negmerge.runs.status import StatusWriter
 from negmerge.runs.store import Run, write_json
 from negmerge.scenarios.base import Given, Scenario, identity
 from negmerge.support.files import sync_to_disk, write_file
-from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Progress, make_progress
 from negmerge.support.terminal import print_warning
 from negmerge.vectors.apply import apply
@@ -138,16 +135,9 @@ def run(
         if finished(store, recipe, scenario):
             store.clear_state()
             return store
-        cores, gpus = worker_count(None), torch.cuda.device_count()
-        workers = count_processes(recipe.workers, cores, largest_stage(recipe), gpus)
-        check_trainings(recipe, scenario, memory_limit(workers, gpus))
-        if workers == 1 and not gpus:  # the memory of a GPU is free when its process ends
-            executor = OnlyWorker(scenario, cores, recipe.feed_workers)
-        else:
-            make_scenario = partial(Recipe.make_scenario, recipe)
-            executor = LocalProcesses(make_scenario, workers, cores, recipe.feed_workers)
-        stack.enter_context(executor)
-        return unlearn(Context(recipe, scenario, store, executor, shown))
+        executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
+        status = stack.enter_context(StatusWriter(store).running())
+        return unlearn(Context(recipe, scenario, store, executor, shown, status=status))
 
 
 def finished(store: Run, recipe: Recipe, scenario: Scenario) -> bool:
@@ -161,13 +151,6 @@ def finished(store: Run, recipe: Recipe, scenario: Scenario) -> bool:
     if same:
         store.check_unchanged(store.unlearned)
     return same
-
-
-def largest_stage(recipe: Recipe) -> int:
-    """Return the number of trainings of the largest stage: those of the pool, or of all rivals."""
-    tries = [recipe.search.tries if m.tune else 1 for m in recipe.methods if m.name in rivals]
-    merges = len(tries) < len(recipe.methods)
-    return max(len(recipe.pool.members()) if merges else 1, sum(tries))
 
 
 def problem_hash(recipe: Recipe, scenario: Scenario) -> str:

@@ -17,6 +17,7 @@ from negmerge.errors import FileError, NegMergeError, OptionError, printable, qu
 from negmerge.evaluation.scales import Search
 from negmerge.merging.select import SELECTORS
 from negmerge.registry import unknown_name
+from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.methods import Method, Pool
 from negmerge.scenarios.settings import ScenarioSettings, Setup, scenarios
 from negmerge.support.parallel import MAX_WORKERS
@@ -73,6 +74,11 @@ class Recipe(Strict):
     search: Search = Search()
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
     """The number of processes, which share the cores."""
+    threads: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
+    """The number of threads of each training and measurement, on which the last bits of results
+    depend. None: the steps of a stage share the cores of the machine or cluster that begins the
+    run; a run that continues elsewhere keeps the number."""
+    executor: ExecutorSettings = ExecutorSettings()
     feed_workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] | None = None
     """The number of further processes that decode and augment for each training; results do not
     depend on it. None: as many as cores are left for a training on a GPU, none without a GPU."""
@@ -164,9 +170,13 @@ class Recipe(Strict):
         return self.settings.scenario(self.setup(progress))
 
     def dump(self) -> str:
-        """Return the recipe as YAML, with all defaults."""
+        """Return the recipe as YAML, with all defaults, but without `executor`.
+
+        A run may begin on one machine and continue on a cluster: it is the same run.
+        """
         tree: dict[str, Any] = {}
-        for name, value in self.model_dump(mode="json", by_alias=True).items():
+        dumped = self.model_dump(mode="json", by_alias=True, exclude={"executor"})
+        for name, value in dumped.items():
             tree |= value if name == "settings" else {name: value}
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 

@@ -64,6 +64,13 @@ class Cost(Record):
     failure: str | None = None
 
 
+class Begun(Record):
+    """`.state/cores.json`: the cores that a run began with."""
+
+    cores: Annotated[int, Field(ge=1)]
+    workers: Annotated[int, Field(ge=1)]
+
+
 class Receipt(Record):
     """The value of a step, as `.state` keeps it until the run is finished."""
 

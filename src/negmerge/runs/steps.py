@@ -32,6 +32,11 @@ class Step(ABC, Generic[T]):
     out: Path
     in_main_process: ClassVar[bool] = False
 
+    @property
+    def label(self) -> str:
+        """The name of the step for people, such as `member 3 of 9` or `sweeps/consensus`."""
+        return f"{type(self).__name__.lower()} {self.key}"
+
     @abstractmethod
     def size(self, scenario: Scenario) -> int:
         """Return the amount of work, in the unit of the progress bar."""
@@ -46,9 +51,15 @@ class ModelStep(Step[Cost]):
 
     Attributes:
         trains: whether the step trains; if not, the model is a copy of given weights.
+        title: such as `member 3 of 9`.
     """
 
     trains: bool
+    title: str
+
+    @property
+    def label(self) -> str:
+        return self.title
 
     @property
     def cost_file(self) -> Path:
@@ -79,6 +90,10 @@ class FileStep(Step[int]):
     def name(self) -> str:
         """The name of the step in the journal, such as `patches/consensus`."""
         return f"{self.out.parent.name}/{self.title}"
+
+    @property
+    def label(self) -> str:
+        return self.name
 
 
 class ValueStep(Step[T]):

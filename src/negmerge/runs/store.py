@@ -16,8 +16,18 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from negmerge.errors import FileError, MismatchError
+from negmerge.runs.cores import Cores
 from negmerge.runs.directory import DATA_FILE, PAGE_FILE, RunDirectory, remove_files
-from negmerge.runs.records import Artefact, Done, Manifest, Receipt, Unit, check_record, read_record
+from negmerge.runs.records import (
+    Artefact,
+    Begun,
+    Done,
+    Manifest,
+    Receipt,
+    Unit,
+    check_record,
+    read_record,
+)
 from negmerge.runs.result import RunResult
 from negmerge.runs.steps import FileStep, ModelStep, Step, T, ValueStep
 from negmerge.support.files import file_digest, link_or_copy, write_file
@@ -119,6 +129,18 @@ class Run(RunDirectory):
                 link_or_copy(other.out, step.out)
                 return self.find(step)
         return None
+
+    def begin_with(self, cores: Cores) -> Cores:
+        """Return the cores that the run began with; record the given ones if it begins now.
+
+        The last bits of a training depend on its number of threads: a run that continues with more
+        cores, or elsewhere, computes as it began.
+        """
+        path = self.states / "cores.json"
+        if not path.exists():
+            write_json(path, {"cores": cores.cores, "workers": cores.workers})
+        begun = read_record(path, Begun, "remove it and run again")
+        return Cores(begun.cores, begun.workers, cores.fixed)
 
     # ------------------------------------------------------------------------------- the manifest
 

@@ -31,6 +31,30 @@ LOCK = ".lock"
 SCRATCH = ".negmerge-scratch-"
 """The beginning of the names of folders for work in progress."""
 _LIBC = ctypes.CDLL(None)
+_worker = ""
+"""The part of temporary names that belongs to this worker; see `use_own_names`."""
+
+
+def use_own_names(worker: str) -> None:
+    """Write under temporary names that no other process uses, and lock nothing, from now on.
+
+    For workers on several machines that share a folder: file systems of networks do not promise
+    locks. Two workers may write the same file, and the one that ends last replaces it; they must
+    write the same bytes.
+
+    Args:
+        worker: hexadecimal digits that no other worker has.
+    """
+    global _worker
+    _worker = f"~{worker}"
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files that workers with names of their own left in a folder."""
+    with report_write_errors(folder):
+        for path in folder.rglob(f".*~*{TEMPORARY_SUFFIX}"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
 def temporary_path(path: Path) -> Path:
@@ -41,7 +65,7 @@ def temporary_path(path: Path) -> Path:
     """
     if path.name in ("", "..") or "\0" in str(path):
         raise FileError(f"{quoted(path)}: cannot be the name of an output; name a file or folder")
-    return path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+    return path.with_name(f".{path.name}{_worker}{TEMPORARY_SUFFIX}")
 
 
 @contextmanager
@@ -136,7 +160,8 @@ def _open_locked(path: Path, folder: bool) -> int:
             raise FileError(f"{path}: exists and is not a folder; remove it") from None
         with ExitStack() as stack:
             stack.callback(os.close, descriptor)
-            _lock(descriptor, path, wait=False)
+            if not _worker:
+                _lock(descriptor, path, wait=False)
             found = os.fstat(descriptor)
             if not folder and not stat.S_ISREG(found.st_mode):
                 raise FileError(f"{path}: exists and is not a regular file; remove it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, Self
 
 from rich import filesize
@@ -15,7 +15,11 @@ from negmerge.errors import printable
 Mode = Literal["auto", "json", "quiet"]
 Advance = Callable[[int], None]
 """Called with the number of bytes, samples or steps that were done."""
+Facts = Mapping[str, float]
+"""Numbers about work in progress, such as the epoch and the loss."""
 
+MOST_ROWS = 12
+"""The largest number of running units that a terminal shows one by one."""
 FIRST, EVERY = 10.0, 30.0
 """Seconds from the start of a stage to its first line, and between two lines."""
 
@@ -28,6 +32,21 @@ class Progress(Protocol):
     def stage(self, name: str, total: int, unit: str = "bytes") -> None: ...
     def advance(self, count: int) -> None: ...
     def note(self, text: str, **facts: Any) -> None: ...
+    def unit_changed(self, name: str, state: str, **facts: Any) -> None: ...
+
+
+def tell(advance: Advance, **facts: float) -> None:
+    """Tell facts to whoever takes the progress of a piece of work, if they are interested.
+
+    >>> tell(print, epoch=3, loss=0.25)
+
+    Args:
+        advance: the function that is called with amounts of work; it may have a method `tell`.
+        facts: the numbers.
+    """
+    told = getattr(advance, "tell", None)
+    if told is not None:
+        told(facts)
 
 
 class Quiet:
@@ -48,6 +67,9 @@ class Quiet:
     def note(self, text: str, **facts: Any) -> None:
         """Print a note; a JSON line has the facts of the note as fields."""
         print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+
+    def unit_changed(self, name: str, state: str, **facts: Any) -> None:
+        """A unit of the stage, such as the training of a member, has another state or facts."""
 
 
 class CallbackProgress(Quiet):
@@ -87,6 +109,10 @@ class JsonLines(Quiet):
         line = {"event": "note", "text": text} | facts
         print(json.dumps(line), file=sys.stderr, flush=True)
 
+    def unit_changed(self, name: str, state: str, **facts: Any) -> None:
+        line = {"event": "unit", "stage": self.name, "name": name, "state": state} | facts
+        print(json.dumps(line), file=sys.stderr, flush=True)
+
 
 class Lines(Quiet):
     """A line on standard error after 10 seconds of a stage and every 30 seconds, for logs.
@@ -123,12 +149,15 @@ class Bar(Quiet):
         self.bar: Any = None
         self.unit = "bytes"
         self.begun = time.monotonic()
+        self.rows: dict[str, Any] = {}
+        """The rows of the units that are running, by name."""
 
     def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
     def stage(self, name: str, total: int, unit: str = "bytes") -> None:
+        self._remove_rows()
         if self.bar is not None and unit != self.unit:
             self.bar.stop()
             self.bar = None
@@ -153,6 +182,22 @@ class Bar(Quiet):
             line = f"note: {printable(text)}"
             self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def unit_changed(self, name: str, state: str, **facts: Any) -> None:
+        if self.bar is None:
+            return
+        text = f"  {describe_unit(name, state, facts)}"
+        if state == "running" and name in self.rows:
+            self.bar.update(self.rows[name], description=text)
+        elif state == "running" and len(self.rows) < MOST_ROWS:
+            self.rows[name] = self.bar.add_task(text, total=None)
+        elif state != "running" and name in self.rows:
+            self.bar.remove_task(self.rows.pop(name))
+
+    def _remove_rows(self) -> None:
+        for row in self.rows.values():
+            self.bar.remove_task(row)
+        self.rows.clear()
+
     def _appear(self) -> None:
         from rich import progress
         from rich.console import Console
@@ -171,6 +216,24 @@ class Bar(Quiet):
         )
         self.task = self.bar.add_task(self.name, total=self.total)
         self.bar.start()
+
+
+def describe_unit(name: str, state: str, facts: Mapping[str, Any]) -> str:
+    """Return one line about a unit of work.
+
+    >>> describe_unit("member 3 of 9", "running", {"epoch": 4, "epochs": 10, "loss": 0.1234})
+    'member 3 of 9: running, epoch 4 of 10, loss 0.123'
+    >>> describe_unit("sweeps/ties", "running", {"node": "b", "attempt": 2})
+    'sweeps/ties: running on b, attempt 2'
+    """
+    words = f"{name}: {state}" + (f" on {facts['node']}" if facts.get("node") else "")
+    if facts.get("attempt", 1) > 1:
+        words += f", attempt {facts['attempt']}"
+    if "epoch" in facts:
+        words += f", epoch {facts['epoch']:.0f} of {facts['epochs']:.0f}"
+    if "loss" in facts:
+        words += f", loss {facts['loss']:.3g}"
+    return printable(words + (f": {facts['error']}" if facts.get("error") else ""))
 
 
 def make_progress(mode: Mode = "auto") -> Progress:

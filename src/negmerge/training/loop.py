@@ -21,6 +21,7 @@ import torch.utils.deterministic
 from torch import Tensor, nn
 
 from negmerge.errors import ValueRangeError
+from negmerge.support.progress import Advance, tell
 from negmerge.training.execution import autocast, execution
 from negmerge.training.feeds import Batch, Feed, passes_of, steps_of
 from negmerge.training.hyperparameters import HyperParameters
@@ -74,7 +75,7 @@ def train(
     mask: Mapping[str, Tensor] | None = None,
     state: Path | None = None,
     save_every: float = 15.0,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Advance = lambda count: None,
 ) -> Trained:
     """Train a model in place.
 
@@ -90,7 +91,7 @@ def train(
         mask: by name of a weight, the elements that may change; all others keep their bits.
         state: the file for the state of the training; if it exists, the training resumes from it.
         save_every: the least seconds between two saves; 0: after every step (see `StateSaver`).
-        advance: called with the number of samples of each step.
+        advance: called with the number of samples of each step, and told epochs and losses.
     """
     objective = objective or cross_entropy(settings)
     device = next(model.parameters()).device
@@ -147,6 +148,9 @@ def train(
                 due = saver.due()
                 if due or place.step % READ_EVERY == 0 or step == steps - 1:
                     place.loss_sum = add_losses(place.loss_sum, unread)
+                if step == steps - 1:
+                    loss_of_epoch = place.loss_sum / steps
+                    tell(advance, epoch=epoch + 1, epochs=settings.epochs, loss=loss_of_epoch)
                 if due:
                     place.seconds = spent + time.monotonic() - begun
                     saver.save(place)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from negmerge.cli.arguments import fraction
 from negmerge.errors import OptionError
-from negmerge.paper.estimate import divide, parts_of, total_of
+from negmerge.paper.division import divide, parts_of
 from negmerge.paper.experiments import experiment
 from negmerge.paper.needs import needs
 from negmerge.paper.trials import trials_of
+from negmerge.runs.estimate import total_of
 
 
 def longest(hours: list[float], parts: tuple[int, ...] | list[int], count: int) -> float:

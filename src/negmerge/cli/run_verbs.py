@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 @app.command
 def unlearn(
-    recipe: str | None = None, /, *, out: OptionalOut = None, set_: Set = None, json_: Json = False
+    recipe: str | None = None,
+    /,
+    *,
+    out: OptionalOut = None,
+    set_: Set = None,
+    dry_run: Flag = False,
+    json_: Json = False,
 ) -> None:
     """Make a classifier or a CLIP forget; a second call continues an interrupted run.
 
@@ -28,10 +34,21 @@ def unlearn(
             the demo.
         out: The run directory; by default runs/NAME.
         set_: Change a field of the recipe, as key=value with a dotted key; may be repeated.
+        dry_run: Start nothing; tell the steps, what is done of them, disk, memory and time.
         json_: Print progress and result as JSON lines.
     """
     from negmerge.runs.pipeline import run
 
+    if dry_run:
+        from negmerge.runs.pipeline import plan
+
+        with make_progress("json" if json_ else "auto") as progress:
+            planned = plan(recipe, out, set_ or [], progress)
+        if json_:
+            print(json.dumps({"event": "plan"} | planned.tree()))
+        else:
+            print("\n".join(map(printable, planned.lines())))
+        return
     with make_progress("json" if json_ else "auto") as progress:
         done = run(recipe, out, set_ or [], progress)
         if not done.has_page:
@@ -100,6 +117,7 @@ def reproduce(
     seeds: Seeds = None,
     part: str | None = None,
     yes: Flag = False,
+    dry_run: Flag = False,
     checkpoints: Path | None = None,
     trust: Flag = False,
     expected: Path | None = None,
@@ -121,6 +139,7 @@ def reproduce(
         part: Make only a part of the runs, such as 2/5 on the second of five machines; the table
             uses all runs that are in the folder.
         yes: Start the runs of the paper's scale; by default only the requirements are printed.
+        dry_run: Start nothing; tell the runs, those that are finished, disk, memory and time.
         checkpoints: For authors: the folder of the release, with zeroshot.pt and a folder or file
             for each fine-tuned model.
         trust: For authors: allow unpickling; only for files whose source you trust.
@@ -141,19 +160,21 @@ def reproduce(
         return
     if checkpoints or trust or expected or json_:
         raise OptionError(f"{table}: --checkpoints, --trust, --expected and --json are for authors")
-    from negmerge.paper.needs import measured_needs, needs
-    from negmerge.paper.reproduction import rendered
+    from negmerge.paper.needs import finished_runs, measured_needs, needs
+    from negmerge.paper.reproduction import folder_of, rendered
     from negmerge.paper.reproduction import reproduce as make
     from negmerge.paper.trials import trials_of
 
     share = None if part is None else fraction(part, "--part")
-    if scale == "paper":
+    if scale == "paper" or dry_run:
         trials = trials_of(table, scale, set_ or [], seeds, share)
         print(printable(needs(table, scale, trials, share)))
-        if not yes:
+        if dry_run or not yes:
             with make_progress() as progress:
                 print(printable(measured_needs(trials, progress)))
-            print("Nothing was started; add --yes to start.")
+            print(printable(finished_runs(trials, folder_of(scale, out))))
+            started = "" if dry_run else "; add --yes to start"
+            print(f"Nothing was started{started}.")
             return
     with make_progress() as progress:
         made = make(table, scale, out, set_ or [], progress, seeds, share)

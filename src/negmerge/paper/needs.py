@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from negmerge.errors import OptionError
-from negmerge.paper.calibration import measured_hours
-from negmerge.paper.estimate import Estimate, Part, total_of
+from negmerge.paper.division import Part
 from negmerge.paper.experiments import TableScale
-from negmerge.paper.trials import Trial, run_count
+from negmerge.paper.trials import Trial, finished_run, run_count
+from negmerge.runs.calibration import measured_hours
+from negmerge.runs.estimate import Estimate, total_of
 from negmerge.support.progress import Progress
 
 
@@ -46,3 +48,10 @@ def measured_needs(trials: Sequence[Trial], progress: Progress) -> str:
     except OptionError as error:
         return f"not measured on this machine, {error}"
     return measured_hours(wanted, progress)
+
+
+def finished_runs(trials: Sequence[Trial], folder: Path) -> str:
+    """A text about how many runs of a table are finished in a folder."""
+    mine = [trial for trial in trials if trial.mine]
+    done = sum(finished_run(trial, folder) is not None for trial in mine)
+    return f"{folder}: {done} of {run_count(len(mine))} finished"

@@ -22,7 +22,7 @@ from negmerge.paper.comparison import (
     measured_rows,
     rank_correlation,
 )
-from negmerge.paper.estimate import Part
+from negmerge.paper.division import Part
 from negmerge.paper.experiments import Experiment, TableScale, experiment, published, unstated
 from negmerge.paper.spread import panels_figure, spread_figure, spread_frame
 from negmerge.paper.timing import merge_seconds
@@ -77,7 +77,7 @@ def reproduce(
             in the folder, or were copied into it, are used; the notes list those that are missing.
     """
     wanted, printed = experiment(table), published()[table]
-    folder = Path("runs") / f"reproduce-{scale}" if out is None else out
+    folder = folder_of(scale, out)
     progress = progress or Quiet()
     trials = trials_of(table, scale, changes, seeds, part)
     missing: dict[str, NegMergeError] = {}
@@ -130,6 +130,11 @@ def reproduce(
     if wanted.chart is not None and len(rows):
         write_file(folder / f"{table}.svg", CHARTS[wanted.chart](rows).encode())
     return made
+
+
+def folder_of(scale: TableScale, out: Path | None) -> Path:
+    """The folder of runs and tables; the arguments are those of `reproduce`."""
+    return Path("runs") / f"reproduce-{scale}" if out is None else out
 
 
 def make_run(trial: Trial, folder: Path, progress: Progress) -> Run:

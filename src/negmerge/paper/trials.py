@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from negmerge.errors import OptionError
-from negmerge.paper.estimate import Part, parts_of
+from negmerge.paper.division import Part, parts_of
 from negmerge.paper.experiments import PlannedRun, TableScale, experiment
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.store import Run

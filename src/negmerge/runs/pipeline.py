@@ -14,6 +14,7 @@ from negmerge.runs.context import Context, plugin_versions
 from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.merges import merge_pool
 from negmerge.runs.panels import draw_panels
+from negmerge.runs.plan import Plan, plan_run
 from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
 from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
 from negmerge.runs.rivals import train_rivals
@@ -117,13 +118,7 @@ def run(
         progress: shows how much is done; a bar on a terminal, or lines, if not given.
         reuse_from: directories of other runs; models that they trained are used again.
     """
-    if isinstance(recipe, Recipe):
-        if changes:
-            raise OptionError("changes: need the name or path of a recipe; got a Recipe")
-    else:
-        out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
-        recipe = load_recipe(recipe, changes)
-    store = Run("runs/recipe" if out is None else out, reuse_from).check_contents()
+    recipe, store = open_recipe(recipe, out, changes, reuse_from)
     check_methods(recipe)
     with ExitStack() as stack:
         shown = stack.enter_context(make_progress()) if progress is None else progress
@@ -138,6 +133,36 @@ def run(
         executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
         status = stack.enter_context(StatusWriter(store).running())
         return unlearn(Context(recipe, scenario, store, executor, shown, status=status))
+
+
+def open_recipe(
+    recipe: Recipe | str | Path | None,
+    out: str | Path | None,
+    changes: Sequence[str] = (),
+    reuse_from: Sequence[Path] = (),
+) -> tuple[Recipe, Run]:
+    """Return the recipe and the directory of a run; the arguments are those of `run`."""
+    if isinstance(recipe, Recipe):
+        if changes:
+            raise OptionError("changes: need the name or path of a recipe; got a Recipe")
+    else:
+        out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
+        recipe = load_recipe(recipe, changes)
+    return recipe, Run("runs/recipe" if out is None else out, reuse_from).check_contents()
+
+
+def plan(
+    recipe: Recipe | str | Path | None,
+    out: str | Path | None,
+    changes: Sequence[str],
+    progress: Progress,
+) -> Plan:
+    """Plan a run without starting anything; the arguments are those of `run`."""
+    recipe, store = open_recipe(recipe, out, changes)
+    check_methods(recipe)
+    scenario = recipe.make_scenario(progress)
+    scenario.check()
+    return plan_run(recipe, scenario, store, progress)
 
 
 def finished(store: Run, recipe: Recipe, scenario: Scenario) -> bool:

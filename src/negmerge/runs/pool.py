@@ -58,13 +58,11 @@ def train_originals(context: Context, original: Training, reference: Training | 
     return Start(original.out, context.scenario.start_key(original.out))
 
 
-def fine_tune_pool(context: Context, start: Start) -> list[Training]:
-    """Fine-tune every pool member from the original on the forget set."""
-    if not context.merge_methods:
-        return []
+def plan_members(context: Context, start: Start) -> list[Training]:
+    """Return the steps that fine-tune the pool from the original on the forget set."""
     recipe, store = context.recipe, context.store
     settings = recipe.pool.members()
-    steps = [
+    return [
         make_training(
             context.scenario,
             f"member {k} of {len(settings)}",
@@ -77,6 +75,13 @@ def fine_tune_pool(context: Context, start: Start) -> list[Training]:
         )
         for k, member in enumerate(settings, 1)
     ]
+
+
+def fine_tune_pool(context: Context, start: Start) -> list[Training]:
+    """Fine-tune every pool member from the original on the forget set."""
+    if not context.merge_methods:
+        return []
+    recipe, steps = context.recipe, plan_members(context, start)
     title = f"fine-tuning {len(steps)} members on the forget set"
     if recipe.pool.keep:
         check_disk_space(context, steps, "members", "set pool.keep to false")

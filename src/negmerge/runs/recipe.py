@@ -172,10 +172,12 @@ class Recipe(Strict):
     def dump(self) -> str:
         """Return the recipe as YAML, with all defaults, but without `executor`.
 
-        A run may begin on one machine and continue on a cluster: it is the same run.
+        A run may begin on one machine and continue on a cluster: it is the same run. `threads` is
+        there only if it is set: the recipes of older runs have no such field.
         """
         tree: dict[str, Any] = {}
-        dumped = self.model_dump(mode="json", by_alias=True, exclude={"executor"})
+        left_out = {"executor"} | ({"threads"} if self.threads is None else set[str]())
+        dumped = self.model_dump(mode="json", by_alias=True, exclude=left_out)
         for name, value in dumped.items():
             tree |= value if name == "settings" else {name: value}
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)

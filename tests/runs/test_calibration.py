@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from negmerge.paper.calibration import Speed, measure_speed, measured_hours
-from negmerge.paper.estimate import Estimate, Processed, estimate
+from negmerge.runs.calibration import Speed, measure_speed, measured_hours
+from negmerge.runs.estimate import Estimate, Processed, estimate
 from negmerge.runs.recipe import load_recipe
 from negmerge.scenarios.workload import Probe
 from negmerge.support.progress import Quiet

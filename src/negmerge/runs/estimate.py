@@ -1,21 +1,17 @@
-"""What runs need by an estimate (disk, memory, GPU-hours), and their division among machines."""
+"""What runs need by an estimate: disk, memory, GPU-hours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from negmerge.errors import OptionError
 from negmerge.rivals import rivals
 from negmerge.runs.recipe import Recipe
-from negmerge.scenarios.base import identity
 from negmerge.scenarios.workload import Probe
 from negmerge.training.hyperparameters import HyperParameters
 
 SUSTAINED = 1.0e13
 """Floating-point operations per second that a data-centre GPU is assumed to sustain."""
-Part = tuple[int, int]
-"""The number of a part, from 1, and the number of parts."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +32,24 @@ class Processed:
 class Estimate:
     """A rough estimate: bytes of disk without the data, bytes of GPU memory, GPU-hours.
 
-    The hours are those of a GPU that sustains `SUSTAINED`. `networks` has the samples that each
+    The hours are those of a GPU that sustains `SUSTAINED`. `weights` are the bytes of one model (of
+    the largest, if there are several), `networks` has the samples that each
     network processes, by the name of its probe.
     """
 
     disk: float
     memory: float
     hours: float
+    weights: float = 0
     networks: Mapping[str, Processed] = field(default_factory=dict)
 
     def __add__(self, other: Estimate) -> Estimate:
         networks = dict(self.networks)
         for name, work in other.networks.items():
             networks[name] = networks[name] + work if name in networks else work
-        memory = max(self.memory, other.memory)
-        return Estimate(self.disk + other.disk, memory, self.hours + other.hours, networks)
+        memory, weights = max(self.memory, other.memory), max(self.weights, other.weights)
+        disk, hours = self.disk + other.disk, self.hours + other.hours
+        return Estimate(disk, memory, hours, weights, networks)
 
     def __str__(self) -> str:
         return (
@@ -95,58 +94,10 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     memory = 4 * work.model.weights + tangent * batch * work.model.outputs
     disk = work.model.weights * (models + len(merged) + 2)
     networks = {work.probe.name: Processed(work.probe, members[0], trained, seen)}
-    return Estimate(disk, memory, operations / SUSTAINED / 3600, networks)
+    return Estimate(disk, memory, operations / SUSTAINED / 3600, work.model.weights, networks)
 
 
 def total_of(recipes: Sequence[Recipe]) -> Estimate:
     """The estimate of several runs, which train equal members once."""
     done: set[str] = set()
     return sum((estimate(recipe, done) for recipe in recipes), NOTHING)
-
-
-def parts_of(recipes: Sequence[Recipe], count: int) -> list[int]:
-    """The number of the part of each run, from 1, the same on every machine.
-
-    Runs that share trainings are in one part. The parts have about the same estimated hours.
-
-    >>> from negmerge.runs.recipe import load_recipe
-    >>> recipes = [load_recipe("clip_vit_b32", [f"data.name={name}"]) for name in ("cars", "dtd")]
-    >>> parts_of([*recipes, load_recipe("clip_ablations")], 2)
-    [1, 2, 1]
-    """
-    groups: dict[str, list[int]] = {}
-    for number, recipe in enumerate(recipes):
-        groups.setdefault(_shared(recipe), []).append(number)
-    members = list(groups.values())
-    try:
-        hours = [total_of([recipes[k] for k in group]).hours for group in members]
-    except OptionError:  # the sizes of the data are not known: the number of runs must do
-        hours = [float(len(group)) for group in members]
-    parts = {k: p for group, p in zip(members, divide(hours, count), strict=True) for k in group}
-    return [parts[number] for number in range(len(recipes))]
-
-
-def divide(hours: Sequence[float], count: int) -> list[int]:
-    """The number of the part of each piece of work, from 1.
-
-    The longest pieces are given out first, each to the part that has the least work.
-
-    >>> divide([1, 5, 3, 3], 2)
-    [1, 1, 2, 2]
-    """
-    loads, parts = [0.0] * count, [0] * len(hours)
-    for piece in sorted(range(len(hours)), key=lambda k: (-hours[k], k)):
-        part = min(range(count), key=loads.__getitem__)
-        loads[part] += hours[piece]
-        parts[piece] = part + 1
-    return parts
-
-
-def _shared(recipe: Recipe) -> str:
-    """A text that is equal for runs that share trainings."""
-    try:
-        shared = recipe.settings.workload(recipe.setup()).shared
-    except OptionError:  # the sizes of the data are not known
-        shared = None
-    settings = recipe.settings.model_dump(mode="json", by_alias=True)
-    return shared or identity(settings, recipe.seed)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.evaluation.passes import evaluating
-from negmerge.paper.estimate import Estimate, Processed
+from negmerge.runs.estimate import Estimate, Processed
 from negmerge.scenarios.workload import Probe
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Advance, Progress
@@ -158,8 +158,14 @@ def machine() -> str:
     return f"CPU, {worker_count(None)} cores"
 
 
-def measured_hours(wanted: Estimate, progress: Progress, seconds: float = SECONDS) -> str:
-    """Measure the networks of an estimate on this machine; return the hours it needs, as text."""
+def measure_speeds(
+    wanted: Estimate, progress: Progress, seconds: float = SECONDS
+) -> tuple[dict[str, Speed], list[str]]:
+    """Measure the networks of an estimate on this machine.
+
+    Returns:
+        The speed of each network by name, and the names of those that do not fit into memory.
+    """
     progress.stage("measuring the speed of this machine", 2 * len(wanted.networks), "measurements")
     speeds: dict[str, Speed] = {}
     failed: list[str] = []
@@ -168,6 +174,12 @@ def measured_hours(wanted: Estimate, progress: Progress, seconds: float = SECOND
             speeds[name] = measure_speed(work, seconds, progress.advance)
         except torch.OutOfMemoryError:
             failed.append(name)
+    return speeds, failed
+
+
+def measured_hours(wanted: Estimate, progress: Progress, seconds: float = SECONDS) -> str:
+    """Measure the networks of an estimate on this machine; return the hours it needs, as text."""
+    speeds, failed = measure_speeds(wanted, progress, seconds)
     hours = sum(speed.hours(wanted.networks[name]) for name, speed in speeds.items())
     text = f"measured on this machine ({machine()}): {hours:,.1f} hours"
     if failed:

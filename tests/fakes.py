@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from typing import Any
 
 import torch
 
-from negmerge.errors import OptionError
+from negmerge.errors import FileError, OptionError
 from negmerge.runs.records import Cost, Done
 from negmerge.runs.steps import Advance, FileStep, ModelStep, Step, ValueStep
+from negmerge.support.files import report_write_errors
+from negmerge.support.progress import tell
 
 
 def make_scenario() -> Any:
@@ -47,6 +50,8 @@ class Fake(Step[Any]):
         poison = self.log.with_suffix(".poison")
         if poison.exists() and self.key in poison.read_text().split():
             raise OptionError(f"{self.key}: poisoned")
+        if poison.exists() and f"!{self.key}" in poison.read_text().split():
+            raise FileError("the disk is full")
         with self.log.open("a") as file:
             file.write(f"{self.key} {os.getpid()} {torch.get_num_threads()}\n")
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +88,10 @@ class FakeModel(Fake, ModelStep):
 
     trains = True
 
+    @property
+    def title(self) -> str:
+        return f"model {self.key}"
+
     def run(self, scenario: Any, advance: Advance) -> Done[Cost]:
         self._work(advance)
         record = {"id": self.key, "samples": self.samples, "seconds": 0.5}
@@ -95,3 +104,23 @@ class FakeModel(Fake, ModelStep):
             return None
         cost = self.read_cost()
         return cost if cost.id == self.key else None
+
+
+class Waiting(FakeModel):
+    """Waits until `log.go` exists; with `scratch` in the poison it writes to the node's scratch."""
+
+    def run(self, scenario: Any, advance: Advance) -> Done[Cost]:
+        poison = self.log.with_suffix(".poison")
+        scratch = os.environ.get("NEGMERGE_SCRATCH")
+        if scratch and poison.exists() and "scratch" in poison.read_text():
+            write_to_scratch(Path(scratch))
+        done = super().run(scenario, advance)
+        tell(advance, epoch=1, epochs=1, loss=0.5)
+        while not self.log.with_suffix(".go").exists():
+            time.sleep(0.02)
+        return done
+
+
+def write_to_scratch(scratch: Path) -> None:
+    with report_write_errors(scratch):
+        scratch.write_bytes(b"anything")

@@ -113,7 +113,9 @@ def test_the_executor_gives_the_results_of_any_other(tmp_path):
     code = example("An executor") + (
         "\nfrom types import SimpleNamespace"
         "\nsteps = [SimpleNamespace(run=lambda base, advance, k=k: base + k) for k in (1, 2)]"
-        "\nassert list(Backwards(10).run(steps, print)) == [(1, 12), (0, 11)]\n"
+        "\nfrom negmerge.runs.watch import Unit"
+        "\nwatch = Watch([Unit('one', 1), Unit('two', 1)])"
+        "\nassert list(Backwards(10).run(steps, watch)) == [(1, 12), (0, 11)]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -18,7 +18,8 @@ from negmerge import plugins
 from negmerge.errors import OptionError
 from negmerge.merging.rules import rules
 from negmerge.registry import Registry
-from negmerge.runs.executors import LocalProcesses
+from negmerge.runs.executors import Cores, LocalProcesses
+from negmerge.runs.watch import Unit, Watch
 from running import negmerge as run
 
 RULE = """
@@ -383,8 +384,9 @@ def test_values_of_a_plugin_file_reach_workers(tmp_path, monkeypatch):
     plugins.load(str(path))
     (name,) = (name for name in sys.modules if name.startswith("my_values_"))
     module = sys.modules[name]
-    with LocalProcesses(module.make, 1, 1) as pool:
-        found = [value.number for _, value in pool.run([module.Value(21)], print)]
+    with LocalProcesses(module.make, 1, Cores(1, 1)) as pool:
+        watch = Watch([Unit("value", 1)])
+        found = [value.number for _, value in pool.run([module.Value(21)], watch)]
     assert found == [42]
 
 

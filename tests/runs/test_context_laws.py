@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fakes import Fake, FakeFile, FakeMerge, FakeModel, FakeValue, make_scenario
 from negmerge.errors import FileError, OptionError
 from negmerge.runs.context import Context
-from negmerge.runs.executors import Executor, InProcess, LocalProcesses
+from negmerge.runs.executors import Cores, Executor, InProcess, LocalProcesses
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.store import Run
 from negmerge.support.files import temporary_path
@@ -225,7 +225,7 @@ def test_what_another_run_has_trained_is_taken_and_told_of(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[LocalProcesses]:
-    with LocalProcesses(make_scenario, workers=2, cores=4) as executor:
+    with LocalProcesses(make_scenario, 2, Cores(4, 2)) as executor:
         yield executor
 
 
@@ -263,7 +263,7 @@ def test_a_worker_that_fails_leaves_what_the_others_did(place: Place):
     place.poison("s2")
     with (
         pytest.raises(OptionError, match="s2: poisoned"),
-        LocalProcesses(make_scenario, workers=1, cores=1) as executor,
+        LocalProcesses(make_scenario, 1, Cores(1, 1)) as executor,
     ):
         place.context(executor).run("all", steps)
     place.poison()

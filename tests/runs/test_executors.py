@@ -10,10 +10,11 @@ import torch
 
 from negmerge.errors import NegMergeError
 from negmerge.runs.context import Context
-from negmerge.runs.executors import Executor, LocalProcesses, OnlyWorker
+from negmerge.runs.executors import Cores, Executor, LocalProcesses, OnlyWorker
 from negmerge.runs.pipeline import unlearn
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.store import Run
+from negmerge.runs.watch import Unit, Watch
 from negmerge.support.progress import Quiet
 
 TINY = [
@@ -27,7 +28,7 @@ def test_the_same_hashes(tmp_path: Path):
     scenario = recipe.make_scenario()
     executors: list[Executor] = [
         OnlyWorker(scenario, 2),
-        LocalProcesses(partial(Recipe.make_scenario, recipe), 1, 2),
+        LocalProcesses(partial(Recipe.make_scenario, recipe), 1, Cores(2, 1)),
     ]
     hashes: list[object] = []
     threads = torch.get_num_threads()
@@ -49,4 +50,4 @@ class Failing:
 
 def test_an_error_of_torch_is_one_line():
     with pytest.raises(NegMergeError, match=r"^RuntimeError in a step of the run: shapes differ$"):
-        list(OnlyWorker(None, 1).run([Failing()], print))  # pyright: ignore
+        list(OnlyWorker(None, 1).run([Failing()], Watch([Unit("a", 1)])))  # pyright: ignore

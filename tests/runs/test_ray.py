@@ -1,0 +1,244 @@
+"""Steps on a Ray cluster of several nodes: the results of a local run, whatever is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeModel, FakeValue, Waiting, make_scenario
+from negmerge.errors import NegMergeError
+from negmerge.plugins import LoadedPlugins
+from negmerge.runs.context import Context
+from negmerge.runs.executors.ray import Job, RayCluster
+from negmerge.runs.executors.settings import ExecutorSettings
+from negmerge.runs.recipe import Recipe
+from negmerge.runs.store import Run
+from negmerge.support.progress import Quiet
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+class Nodes:
+    """A cluster with the nodes a and b, in a process of its own."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).parents[1] / "cluster_process.py"
+        variables = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 40}
+        variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=pipe, stdout=pipe, text=True, env=variables
+        )
+        assert self.process.stdout is not None
+        self.answers = (line for line in self.process.stdout if ":" in line)
+        self.address = next(self.answers).strip()
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin is not None
+        print(command, file=self.process.stdin, flush=True)
+        assert next(self.answers).strip() == self.address
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", "t" * 40)
+        started = Nodes()
+        started.tell("add a 1")
+        started.tell("add b 1")
+        yield started
+        started.end()
+
+
+class Told(Quiet):
+    """Keeps notes, and the states of units."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.states: list[tuple[str, str, str]] = []
+
+    def stage(self, name: str, total: int, unit: str = "bytes") -> None:
+        self.total, self.done = total, 0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+
+    def note(self, text: str, **facts: object) -> None:
+        self.notes.append(text)
+
+    def unit_changed(self, name: str, state: str, **facts: object) -> None:
+        self.states.append((name, state, str(facts["node"])))
+
+
+class Place:
+    """The folder of a run, and steps in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Run(folder)
+        self.store.states.mkdir(parents=True)
+        self.log = folder.parent / "ran.log"
+        self.told = Told()
+
+    def executor(self, address: str, **settings: object) -> RayCluster:
+        chosen = ExecutorSettings.model_validate({"kind": "ray", "address": address} | settings)
+        places = (self.store.folder, self.store.logs)
+        job = Job(LoadedPlugins(), make_scenario, chosen, None, None, *places)
+        return RayCluster(job, 1, self.told.note)
+
+    def context(self, executor: RayCluster) -> Context:
+        return Context(Recipe(), make_scenario(), self.store, executor, self.told)
+
+    def models(self, count: int) -> list[FakeModel]:
+        return [Waiting(f"s{k}", self.store.member(f"s{k}"), self.log, 5) for k in range(count)]
+
+    def poison(self, *keys: str) -> None:
+        self.log.with_suffix(".poison").write_text(" ".join(keys))
+
+    def go_on(self) -> None:
+        self.log.with_suffix(".go").touch()
+
+    def ran(self) -> list[list[str]]:
+        return [x.split() for x in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def wait_for(self, what: Callable[[], object], seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end, self.ran()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "run")
+
+
+def meanwhile(action: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
+
+
+def test_every_step_runs_once_and_both_nodes_work(place: Place, nodes: Nodes):
+    place.go_on()
+    steps = place.models(6)
+    with place.executor(nodes.address) as executor:
+        found = place.context(executor).run("all", steps)
+        assert [done.value.id for done in found] == [step.key for step in steps]
+        values = [FakeValue(f"v{k}", place.store.states / f"v{k}.json", place.log) for k in "xy"]
+        assert [done.value for done in place.context(executor).run("v", values)] == ["vx", "vy"]
+    ran = place.ran()
+    assert Counter(key for key, *_ in ran) == {f"s{k}": 1 for k in range(6)} | {"vx": 1, "vy": 1}
+    assert {int(threads) for _, _, threads in ran} == {1}
+    assert len({pid for _, pid, _ in ran}) == 2, "a worker is kept for all of its steps"
+    assert {node for _, state, node in place.told.states if state == "done"} == {"a", "b"}
+    assert place.told.done == place.told.total == 2
+    log = (place.store.logs / "model-s0.log").read_text()
+    assert "begins on" in log
+    assert "loss 0.5" in log
+    assert "done after" in log
+
+
+def test_a_node_that_vanishes_and_a_worker_that_is_killed(place: Place, nodes: Nodes):
+    steps = place.models(4)
+
+    def trouble() -> None:
+        place.wait_for(lambda: len(place.ran()) == 2)  # one on each node, waiting
+        os.kill(int(place.ran()[0][1]), signal.SIGKILL)
+        place.wait_for(lambda: len(place.ran()) == 3)
+        nodes.tell("remove b")
+        place.go_on()
+
+    with place.executor(nodes.address) as executor:
+        thread = meanwhile(trouble)
+        found = place.context(executor).run("all", steps)
+        thread.join()
+    assert [done.value.id for done in found] == [step.key for step in steps]
+    assert any("is lost; the step starts again elsewhere" in note for note in place.told.notes)
+    assert place.told.done == place.told.total
+    finished = Counter(name for name, state, _ in place.told.states if state == "done")
+    assert set(finished.values()) == {1}
+    nodes.tell("add b 1")
+
+
+def test_a_step_that_always_fails_names_the_node_and_the_log(place: Place, nodes: Nodes):
+    place.go_on()
+    place.poison("s1")
+    with (
+        place.executor(nodes.address, retries=2) as executor,
+        pytest.raises(NegMergeError, match=r"model s1: failed on node [ab]: s1: poisoned; its log"),
+    ):
+        place.context(executor).run("all", place.models(2))
+    place.poison("!s1")  # an error of a disk: another attempt may succeed
+    with (
+        place.executor(nodes.address, retries=2) as executor,
+        pytest.raises(NegMergeError, match=r"model s1: failed on node [ab] \(3 attempts\): .*full"),
+    ):
+        place.context(executor).run("all", place.models(2))
+    text = (place.store.logs / "model-s1.log").read_text()
+    assert text.count("failed after") == 4
+    assert "Traceback" in text
+    place.poison()
+    with place.executor(nodes.address) as executor:
+        place.context(executor).run("all", place.models(2))
+    assert Counter(key for key, *_ in place.ran()) == {"s0": 1, "s1": 1}
+
+
+def test_a_node_whose_disk_is_full_gives_its_steps_to_the_others(place: Place, nodes: Nodes):
+    nodes.tell("remove b")
+    nodes.tell("add b 1 NEGMERGE_SCRATCH=/dev/full")
+    place.go_on()
+    place.poison("scratch")
+    steps = place.models(4)
+    with place.executor(nodes.address) as executor:
+        found = place.context(executor).run("all", steps)
+    assert [done.value.id for done in found] == [step.key for step in steps]
+    assert {node for _, state, node in place.told.states if state == "done"} == {"a"}
+    assert any(state == "failed" and node == "b" for _, state, node in place.told.states)
+    nodes.tell("remove b")
+    nodes.tell("add b 1")
+
+
+def test_the_head_is_restarted(place: Place, nodes: Nodes):
+    steps = place.models(3)
+
+    def trouble() -> None:
+        place.wait_for(lambda: len(place.ran()) == 2)
+        nodes.tell("restart")
+        place.go_on()
+
+    with place.executor(nodes.address) as executor:
+        thread = meanwhile(trouble)
+        found = place.context(executor).run("all", steps)
+        thread.join()
+    assert [done.value.id for done in found] == [step.key for step in steps]
+    assert any("the connection to the cluster is lost" in note for note in place.told.notes)
+
+
+def test_a_cluster_that_is_not_there_is_one_line(place: Place):
+    with pytest.raises(NegMergeError, match=r"^executor\.address 127\.0\.0\.1:9: [^\n]+$"):
+        place.executor("127.0.0.1:9")
+
+
+def test_another_token_is_refused(place: Place, nodes: Nodes, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 40)
+    with pytest.raises(NegMergeError, match=r"^executor\.address .*token"):
+        place.executor(nodes.address)

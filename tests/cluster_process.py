@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, in a process of its own.
 
-The process reads commands: `add NAME CPUS KEY=VALUE…`, `remove NAME` (without grace), `restart` (the
-head, and with it all nodes). It answers each with a line.
+The process reads commands: `add NAME CPUS KEY=VALUE…`, `remove NAME` (without grace), `restart` (of
+the head, and with it all nodes). It answers each with a line.
 """
 
 from __future__ import annotations

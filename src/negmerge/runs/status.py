@@ -67,7 +67,9 @@ class Status(Record):
 
     @property
     def working(self) -> bool:
-        """Whether the run has given a sign of life recently."""
+        """Whether the run has given a sign of life recently, and its process exists."""
+        if self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists():
+            return not Path("/proc/self").exists()  # only Linux tells
         return time.time() - self.written < SILENCE
 
     @property

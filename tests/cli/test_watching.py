@@ -1,0 +1,111 @@
+"""A run can be planned before, and watched from elsewhere while it works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from negmerge.cli import main
+from running import negmerge, negmerge_here, start
+
+TINY = [
+    "data.limit={train: 200, test: 60}", "train={epochs: 2, batch: 32}", "search.samples=40",
+    "pool.grid={epochs: [1, 2]}", "methods=[consensus, finetune]", "search.count=3",
+]  # fmt: skip
+LONG = [*TINY, "train={epochs: 500, batch: 32}"]
+
+
+def words(changes: list[str]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def test_a_run_is_planned_watched_and_finished(tmp_path: Path):
+    command = ("unlearn", "demo", "--out", "run", *words(TINY))
+    out, _ = negmerge_here(tmp_path, *command, "--dry-run")
+    assert out.startswith("9 steps, 0 of them done; 2 at a time:\n")
+    for stage in (
+        "trainings of the original and the retrained model: 2",
+        "trainings of the pool: 2",
+        "merges: 1",
+        "searches for λ: 1",
+        "trainings of rivals: 1",
+    ):
+        assert f"  {stage}\n" in out
+    assert "time: about" in out
+    assert "of memory" in out
+    assert not (tmp_path / "run").exists()
+
+    _, err = negmerge(tmp_path, *command, "--json")
+    events = [json.loads(line) for line in err.splitlines()]
+    told = [event for event in events if event["event"] == "unit"]
+    states = {name: [t["state"] for t in told if t["name"] == name] for name in ("member 1 of 2",)}
+    assert states["member 1 of 2"][0] == "running"
+    assert states["member 1 of 2"][-1] == "done"
+    assert any(event.get("epochs") == 2 and event["loss"] > 0 for event in told)
+    log = (tmp_path / "run" / "logs" / "member-1-of-2.log").read_text()
+    assert "member 1 of 2 begins on" in log
+    assert "epoch 1, epochs 1, loss" in log
+
+    out, _ = negmerge_here(tmp_path, "status", "run")
+    assert out.startswith("run: finished; page: ")
+    out, _ = negmerge_here(tmp_path, *command, "--dry-run", "--json")
+    plan = json.loads(out.splitlines()[-1])
+    done = {stage["name"]: (stage["steps"], stage["done"]) for stage in plan["stages"]}
+    assert done["trainings of the pool"] == (2, 2)
+    assert done["merges"] == (1, 1)
+    assert plan["seconds"] == 0
+    negmerge_here(tmp_path, "verify", "run")
+
+
+def test_the_status_of_a_run_that_works_and_of_one_that_was_killed(tmp_path: Path):
+    process = start(tmp_path, "unlearn", "demo", "--out", "run", *words(LONG))
+    try:
+        end = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+            if not (tmp_path / "run" / ".state" / "status.json").exists():
+                continue
+            out, _ = negmerge_here(tmp_path, "status", "run", "--json")
+            status = json.loads(out)
+            running = [unit for unit in status["units"] if unit["state"] == "running"]
+            if running and all("epoch" in unit["facts"] for unit in running):
+                break
+        assert status["state"] == "working"
+        assert status["pid"] == process.pid
+        assert {unit["name"] for unit in running} == {"original model", "retrained model"}
+        out, _ = negmerge_here(tmp_path, "status", "run")
+        assert "training the original and the retrained model: " in out
+        assert "original model: running on " in out
+        assert " of 500, loss " in out
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+        out, _ = negmerge_here(tmp_path, "status", "run")
+        assert "run: stopped " in out
+        assert "run the same command again, it continues" in out
+    finally:
+        process.kill()
+
+
+def test_what_cannot_be_planned_is_one_line(tmp_path: Path, monkeypatch, capsys):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.chdir(tmp_path)
+    assert main(["unlearn", "demo", "--dry-run", *words(TINY)]) == 2
+    err = capsys.readouterr().err
+    assert "runs/demo: 1.0 kB free, about " in err
+    out, _ = negmerge_here(tmp_path, "status", "nothing", code=2)
+    assert out == ""
+
+
+def test_a_table_is_planned(tmp_path: Path):
+    out, _ = negmerge_here(tmp_path, "reproduce", "T2", "--dry-run", "--out", "runs")
+    assert "T2 at desk scale: " in out
+    assert "measured on this machine" in out
+    assert "runs: 0 of " in out
+    assert "Nothing was started." in out
+    assert not (tmp_path / "runs").exists()

@@ -91,6 +91,22 @@ def test_the_status_of_a_run_that_works_and_of_one_that_was_killed(tmp_path: Pat
         process.kill()
 
 
+def test_a_run_that_another_machine_works_on_is_refused(tmp_path: Path):
+    """Locks may mean nothing between machines: the status tells."""
+    unit = {"name": "member 1 of 2", "size": 1, "state": "running", "done": 0, "node": "far"}
+    unit |= {"attempt": 1, "begun": 0.0, "facts": {}, "error": ""}
+    status = {"format": "negmerge-status/1", "host": "far", "pid": 7, "begun": 0.0, "stage": "all"}
+    status |= {"written": time.time(), "unit": "samples", "total": 1, "done": 0, "units": [unit]}
+    path = tmp_path / "run" / ".state" / "status.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(status))
+    command = ("unlearn", "demo", "--out", "run", *words(TINY))
+    _, err = negmerge_here(tmp_path, *command, code=2)
+    assert "run: process 7 on far works on this run; wait for it" in err
+    path.write_text(json.dumps(status | {"written": time.time() - 60}))
+    negmerge(tmp_path, *command)
+
+
 def test_what_cannot_be_planned_is_one_line(tmp_path: Path, monkeypatch, capsys):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

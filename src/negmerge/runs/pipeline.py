@@ -20,7 +20,7 @@ from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
 from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
-from negmerge.runs.status import StatusWriter
+from negmerge.runs.status import StatusWriter, refuse_second_driver
 from negmerge.runs.store import Run, write_json
 from negmerge.scenarios.base import Given, Scenario, identity
 from negmerge.support.files import sync_to_disk, write_file
@@ -127,6 +127,7 @@ def run(
         for note in scenario.describe().notes:
             print_warning(note)  # before hours of work, not after
         stack.enter_context(store.locked())
+        refuse_second_driver(store)
         if finished(store, recipe, scenario):
             store.clear_state()
             return store

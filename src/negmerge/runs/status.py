@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from negmerge.errors import NegMergeError
+from negmerge.errors import FileError, NegMergeError
 from negmerge.runs.records import Record, read_record
 from negmerge.runs.store import Run
 from negmerge.runs.watch import Unit
@@ -88,6 +88,26 @@ def read_status(store: Run) -> Status | None:
     """Return the status of an unfinished run; None if it has not written any."""
     path = status_file(store)
     return read_record(path, Status, "remove it") if path.exists() else None
+
+
+def refuse_second_driver(store: Run) -> None:
+    """Raise if a process on another machine works on the run.
+
+    The lock of the folder keeps away processes of this machine. A shared file system may not
+    promise locks between machines; the status, which is written every two seconds, tells there.
+    """
+    path = status_file(store)
+    if not path.exists():
+        return
+    try:
+        found = read_status(store)
+    except NegMergeError:  # damaged: it will be replaced
+        return
+    if found is not None and found.host != socket.gethostname() and found.working:
+        raise FileError(
+            f"{store.folder}: process {found.pid} on {found.host} works on this run; wait for it, "
+            f"or until it has given no sign for {SILENCE:.0f} s"
+        )
 
 
 class StatusWriter:

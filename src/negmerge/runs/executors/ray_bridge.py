@@ -278,8 +278,8 @@ class Cluster:
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
         options |= {} if memory is None else {"memory": memory}
         # The second thread answers `told` while the first one runs a step.
-        options |= {"concurrency_groups": {"told": 1}, "max_task_retries": 0}
-        kind: Any = ray.remote(Worker).options(**options, scheduling_strategy="SPREAD")
+        options |= {"concurrency_groups": {"told": 1}, "scheduling_strategy": "SPREAD"}
+        kind: Any = ray.remote(**options)(Worker)
         handle = kind.remote(self.job, version("negmerge"), self.probe)
         return Actor(handle, self.needs, handle.where.remote())
 

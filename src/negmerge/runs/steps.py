@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -18,18 +19,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a step needs on the node that runs it, beside the CPUs of its threads.
+
+    The section `executor` of a recipe can ask for other numbers.
+
+    Args:
+        gpus: GPUs, or a share of one, if there are any.
+        memory: bytes of memory to reserve; None: no reservation.
+    """
+
+    gpus: float = 1.0
+    memory: int | None = None
+
+
 class Step(ABC, Generic[T]):
     """A piece of work that a run does once.
 
     Attributes:
         key: a hash of everything the result depends on.
         out: the file that holds the result.
+        needs: what the node must have.
         in_main_process: whether the step runs in the main process instead of in the executor,
             because it starts threads of its own.
     """
 
     key: str
     out: Path
+    needs: Needs = Needs()
     in_main_process: ClassVar[bool] = False
 
     @property

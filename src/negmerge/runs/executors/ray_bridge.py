@@ -197,7 +197,7 @@ class Cluster:
         """Run the steps of a stage."""
         self.steps = {position: Waiting(step) for position, step in steps}
         self.queue = deque(self.steps)
-        self.threads, self.needs = threads, self._needs(threads)
+        self.threads, self.needs = threads, self._needs(threads, [step for _, step in steps])
         self._keep([actor for actor in self.actors if actor.needs == self.needs])
         self.idle_since = time.monotonic()
         try:
@@ -217,15 +217,17 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------- workers
 
-    def _needs(self, threads: int) -> tuple[Any, ...]:
-        """Return the resources of a worker: CPUs, GPUs and memory."""
+    def _needs(self, threads: int, steps: list[Step[Any]]) -> tuple[Any, ...]:
+        """Return the resources of a worker for any of the steps: CPUs, GPUs and memory."""
         import ray
 
         settings = self.job.settings
         gpus = settings.gpus
         if gpus is None:
-            gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
-        return threads, gpus, settings.memory
+            has_any = bool(ray.cluster_resources().get("GPU"))
+            gpus = max(step.needs.gpus for step in steps) if has_any else 0.0
+        memory = max((step.needs.memory or 0 for step in steps), default=0)
+        return threads, gpus, settings.memory or memory or None
 
     def _keep(self, kept: list[Actor]) -> None:
         import ray

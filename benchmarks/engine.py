@@ -1,7 +1,7 @@
 """Speed and memory of the merge engine, compared with reading the files and with mergekit.
 
     make bench                                   everything; pools are written to a cache folder
-    python benchmarks/engine.py --only speed     one group of rows (see GROUPS); nothing is recorded
+    python benchmarks/engine.py --only speed     one group of rows (see GROUPS)
     python benchmarks/engine.py --clean          remove the cache folder
 
 Every number is a ratio to something measured in the same run, because machines are noisy: the two
@@ -185,24 +185,24 @@ def against_mergekit(work: Path) -> Rows:
         )
     base, models = language_models("bfloat16")
     for rule, method, wanted in (("uniform", "task_arithmetic", 8), ("ties", "ties", 40)):
-        patch = work / "patch.safetensors"
-        both = [
-            command("merge", base, *models[:4], "-o", patch, "--rule", rule),
-            command("apply", base, patch, "--scale", "1", "-o", work / "merged"),
-        ]
+        out = work / "merged"
+        ours = command("merge", base, *models[:4], "-o", out, "--rule", rule, "--add", "1")
         peer = mergekit(work, method, base, models[:4], "bfloat16")
-        yield _against(f"language models, {rule}, merge and apply", both, peer, wanted)
+        yield _against(f"language models, {rule}, to a model", ours, peer, wanted, out)
 
 
-def _against(what: str, ours: list[str] | list[list[str]], peer: list[str], wanted: float) -> Row:
-    commands: Any = [ours] if isinstance(ours[0], str) else ours
+def _against(
+    what: str, ours: list[str], peer: list[str], wanted: float, out: Path | None = None
+) -> Row:
+    """Compare two commands; `out` is a folder that ours does not overwrite."""
 
-    def all_of_ours() -> None:
-        for one in commands:
-            run(one)
+    def run_ours() -> None:
+        if out is not None:
+            shutil.rmtree(out, ignore_errors=True)
+        run(ours)
 
-    all_of_ours()
-    theirs, mine = alternate(2, lambda: run(peer), all_of_ours)
+    run_ours()
+    theirs, mine = alternate(3, lambda: run(peer), run_ours)
     wall, cpu = median_ratio(theirs, mine), theirs.median_cpu / mine.median_cpu
     return row(
         f"whole command, {what}: times faster than {Path(peer[0]).name} {Path(peer[1]).stem}",
@@ -374,35 +374,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--clean", action="store_true", help="remove the cached pools and mergekit")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, help="measure some rows, record none")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, help="measure some rows")
     parser.add_argument("--skip", nargs="+", choices=GROUPS, default=[], help="leave out some rows")
     options = parser.parse_args()
     if options.clean:
         shutil.rmtree(CACHE, ignore_errors=True)
         return
     CACHE.mkdir(parents=True, exist_ok=True)
-    begun, rows = time.perf_counter(), []
-    with tempfile.TemporaryDirectory(dir=CACHE) as work:
-        for name in options.only or [name for name in GROUPS if name not in options.skip]:
+    for name in options.only or [name for name in GROUPS if name not in options.skip]:
+        begun, rows = time.perf_counter(), []
+        with tempfile.TemporaryDirectory(dir=CACHE) as work:
             for one in GROUPS[name](Path(work)):
                 rows.append(one)
-                print(
-                    "ok  " if one["reached"] else "MISS",
-                    json.dumps(one, ensure_ascii=False),
-                    flush=True,
-                )
-    if options.only:
-        return
-    found = {
-        "command": "make bench",
-        "machine": describe(),
-        "minutes": (time.perf_counter() - begun) / 60,
-        "rows": rows,
+                reached = "ok  " if one["reached"] else "MISS"
+                print(reached, json.dumps(one, ensure_ascii=False), flush=True)
+        record(name, rows, (time.perf_counter() - begun) / 60)
+
+
+def record(name: str, rows: list[Row], minutes: float) -> None:
+    """Replace the rows of one group in the record: a long measurement may be stopped."""
+    path = RESULTS / "engine.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    groups = found.get("groups", {}) | {
+        name: {"machine": describe(), "minutes": minutes, "rows": rows}
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "engine.json").write_text(json.dumps(found, indent=2) + "\n")
+    found = {"command": "make bench", "groups": {k: groups[k] for k in GROUPS if k in groups}}
+    path.write_text(json.dumps(found, indent=2) + "\n")
     (RESULTS / "engine.md").write_text(as_markdown(found))
-    print(f"written to {RESULTS}")
 
 
 if __name__ == "__main__":

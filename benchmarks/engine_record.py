@@ -10,11 +10,14 @@ Row = dict[str, Any]
 
 
 def as_markdown(found: dict[str, Any]) -> str:
-    rows = found["rows"]
+    groups = found["groups"].values()
+    rows = [one for group in groups for one in group["rows"]]
+    machines = "; ".join(sorted({group["machine"] for group in groups}))
+    minutes = sum(group["minutes"] for group in groups)
     lines = [
         "# The merge engine, measured",
         "",
-        f"`{found['command']}` on {found['machine']}, {found['minutes']:.0f} minutes. Towers are "
+        f"`{found['command']}` on {machines}, {minutes:.0f} minutes. Towers are "
         "ViT-B/32 image towers (87.8 M float32 parameters, 351 MB each); language models are "
         "Llamas of 252 M parameters in 4 shards. The page cache is warm unless a row says "
         "otherwise. Ratios are medians of runs that alternate.",

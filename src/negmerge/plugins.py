@@ -74,6 +74,15 @@ def _import_file(path: Path) -> None:
         raise
 
 
+def any_loaded() -> bool:
+    """Return whether the user has named a plug-in.
+
+    >>> any_loaded()
+    False
+    """
+    return bool(_loaded)
+
+
 class LoadedPlugins:
     """The plug-ins that the user named; a process that unpickles it imports them."""
 

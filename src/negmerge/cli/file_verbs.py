@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from negmerge.cli.app import Flag, Json, Options, Out, app
 from negmerge.cli.arguments import key_values, signed_scale, size
 from negmerge.errors import OptionError, printable
+from negmerge.support.compiler import start_compiler
 from negmerge.support.progress import make_progress
 from negmerge.support.terminal import print_result, print_tables, print_warning
 
@@ -68,6 +69,7 @@ def merge(
         json_: Print progress and result as JSON lines.
     """
     begun = time.perf_counter()
+    start_compiler()
     limit = None if max_memory is None else size(max_memory, "--max-memory")
     if negate is not None or add is not None:
         scale = signed_scale(negate, add)
@@ -208,6 +210,7 @@ def apply(
         workers: The number of threads; by default one per core.
         json_: Print progress and result as JSON lines.
     """
+    start_compiler()
     from negmerge.vectors.apply import apply as run
     from negmerge.vectors.task_vector import TaskVector
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import config, types
+from numba.core import codegen
 from numba.extending import intrinsic
 
 from negmerge.checkpoints.dtypes import widen as widen_plainly
@@ -22,6 +23,10 @@ BFLOAT16, FLOAT16 = 1, 2
 """The 16-bit formats, as `widen` takes them."""
 FORMATS = {BFLOAT16: "BF16", FLOAT16: "F16"}
 WORD = ir.IntType(32)
+CONVERTS = "+f16c" in codegen.get_host_cpu_features() and not (
+    config.CPU_NAME or config.CPU_FEATURES
+)
+"""Whether the processor has an instruction for float16, and the compiler may use it."""
 
 
 # Written for LLVM: numba computes with integers of 64 bits, which would halve the speed.
@@ -43,7 +48,10 @@ def _from_float16(typing, word):
     """Return the float32 of a float16."""
 
     def generate(context, builder, signature, args):
-        wide, single = builder.zext(args[0], WORD), ir.FloatType()
+        single = ir.FloatType()
+        if CONVERTS:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), single)
+        wide = builder.zext(args[0], WORD)
         magnitude = builder.shl(builder.and_(wide, WORD(0x7FFF)), WORD(13))
         # The exponents differ by 112; the product is also right for subnormal numbers.
         product = builder.fmul(builder.bitcast(magnitude, single), single(2.0**112))

@@ -55,6 +55,7 @@ class Nodes:
             self.process.wait(30)
         finally:
             self.process.kill()
+            self.process.stdout.close()  # pyright: ignore
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +139,16 @@ def meanwhile(action: Callable[[], None]) -> threading.Thread:
 
 
 def test_every_step_runs_once_and_both_nodes_work(place: Place, nodes: Nodes):
-    place.go_on()
     steps = place.models(6)
+
+    def go_on() -> None:
+        place.wait_for(lambda: len(place.ran()) == 2)  # one on each node
+        place.go_on()
+
     with place.executor(nodes.address) as executor:
+        thread = meanwhile(go_on)
         found = place.context(executor).run("all", steps)
+        thread.join()
         assert [done.value.id for done in found] == [step.key for step in steps]
         values = [FakeValue(f"v{k}", place.store.states / f"v{k}.json", place.log) for k in "xy"]
         assert [done.value for done in place.context(executor).run("v", values)] == ["vx", "vy"]

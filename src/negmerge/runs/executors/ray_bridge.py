@@ -83,7 +83,8 @@ def connect(job: Job) -> dict[str, Any]:
     if settings.address == "local":
         options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         options["num_cpus"] = len(os.sched_getaffinity(0))
-    ray.init(address=settings.address, namespace="negmerge", log_to_driver=False, **options)
+    options |= {"namespace": "negmerge", "log_to_driver": False, "logging_level": "error"}
+    ray.init(address=settings.address, **options)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = [int(node.get("CPU", 0)) for node in nodes]
     gpus = sum(float(node.get("GPU", 0)) for node in nodes)

@@ -20,7 +20,7 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     def start(port: int | None = None) -> Any:
-        own = {} if port is None else {"gcs_server_port": port, "port": port}
+        own = {} if port is None else {"gcs_server_port": port}
         head = HEAD | {"_system_config": CONFIG | {"health_check_period_ms": 500}} | own
         return Cluster(initialize_head=True, head_node_args=head)
 

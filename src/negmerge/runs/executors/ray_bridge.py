@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from negmerge.runs.watch import Report
 from negmerge.support.files import file_digest, use_own_names, write_file
 from negmerge.support.processes import end_with_parent
 
+TOKEN = "RAY_AUTH_TOKEN or ~/.ray/auth_token; see docs/scale.md"
 POLL = 0.25
 """Seconds between two looks at the workers."""
 FINAL = (MismatchError, OptionError, ValueRangeError)
@@ -43,10 +45,14 @@ FINAL = (MismatchError, OptionError, ValueRangeError)
 def bridge(job: Job, pipe: Any, parent: int) -> None:
     """Connect to the cluster, and serve the stages of a run until it stops."""
     end_with_parent(parent)
+    redirect_errors(job.logs)
     try:
         found = connect(job)
     except (NegMergeError, ImportError) as error:
         pipe.send(("error", str(error)))
+        return
+    except ConnectionError as error:
+        pipe.send(("lost", str(error)))
         return
     except Exception as error:
         pipe.send(("lost", one_line(error)))
@@ -66,6 +72,30 @@ def bridge(job: Job, pipe: Any, parent: int) -> None:
         ray.shutdown()
 
 
+def redirect_errors(logs: Path | None) -> None:
+    """Let what Ray prints about a lost cluster go to `ray.log`, or nowhere."""
+    if logs is None:
+        place = Path(os.devnull)
+    else:
+        logs.mkdir(parents=True, exist_ok=True)
+        place = logs / "ray.log"
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def check_address(address: str) -> None:
+    """Raise if nothing listens at an address; Ray would wait for a minute."""
+    host, _, port = address.rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConnectionError(f"nothing answers: {error.strerror or error}") from None
+
+
 def connect(job: Job) -> dict[str, Any]:
     """Connect to the cluster, or start one; return its CPUs and GPUs."""
     settings = job.settings
@@ -77,6 +107,7 @@ def connect(job: Job) -> dict[str, Any]:
         os.environ["RAY_AUTH_MODE"] = "token"
         if settings.address == "local":
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    check_address(settings.address)
     import ray
 
     options: dict[str, Any] = {}
@@ -84,7 +115,11 @@ def connect(job: Job) -> dict[str, Any]:
         options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         options["num_cpus"] = len(os.sched_getaffinity(0))
     options |= {"namespace": "negmerge", "log_to_driver": False, "logging_level": "error"}
-    ray.init(address=settings.address, **options)
+    try:
+        ray.init(address=settings.address, **options)
+    except ConnectionError as error:
+        text = f"{one_line(error)}; all nodes and this process need the same token ({TOKEN})"
+        raise ConnectionError(text) from None
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = [int(node.get("CPU", 0)) for node in nodes]
     gpus = sum(float(node.get("GPU", 0)) for node in nodes)

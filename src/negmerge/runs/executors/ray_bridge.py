@@ -35,7 +35,7 @@ from negmerge.runs.watch import Report
 from negmerge.support.files import file_digest, use_own_names, write_file
 from negmerge.support.processes import end_with_parent
 
-TOKEN = "RAY_AUTH_TOKEN or ~/.ray/auth_token; see docs/scale.md"
+PLACES = "RAY_AUTH_TOKEN or ~/.ray/auth_token; see docs/scale.md"
 POLL = 0.25
 """Seconds between two looks at the workers."""
 FINAL = (MismatchError, OptionError, ValueRangeError)
@@ -118,7 +118,7 @@ def connect(job: Job) -> dict[str, Any]:
     try:
         ray.init(address=settings.address, **options)
     except ConnectionError as error:
-        text = f"{one_line(error)}; all nodes and this process need the same token ({TOKEN})"
+        text = f"{one_line(error)}; all nodes and this process need the same token ({PLACES})"
         raise ConnectionError(text) from None
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = [int(node.get("CPU", 0)) for node in nodes]

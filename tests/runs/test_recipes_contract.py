@@ -14,8 +14,8 @@ from negmerge.merging.rules import rules
 from negmerge.merging.select import SELECTORS
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_methods
+from negmerge.runs.executors.choose import largest_stage
 from negmerge.runs.methods import Pool
-from negmerge.runs.pipeline import largest_stage
 from negmerge.runs.recipe import Recipe, check_recipe, load_recipe, shipped
 from negmerge.scenarios.clip.settings import Clip
 from negmerge.training.hyperparameters import HyperParameters

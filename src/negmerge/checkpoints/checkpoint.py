@@ -20,6 +20,7 @@ from negmerge.checkpoints.dtypes import Bytes
 from negmerge.checkpoints.header import MAX_HEADER, Header, TensorInfo, read_header
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import open_regular, parse_json, read_bytes
+from negmerge.support.remote.urls import is_url
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -43,13 +44,13 @@ class Checkpoint:
 
     Args:
         path: a `.safetensors` file, or a folder with `model.safetensors` or
-            `model.safetensors.index.json`.
+            `model.safetensors.index.json`; or the URL of one, which is fetched.
         own: whether the file may be a patch or an accumulator: no tensors are allowed, and a tensor
             may be stored in parts, as `NAME#PART`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, own: bool = False) -> None:
-        self.path = Path(path)
+        self.path = _fetched(path) if is_url(path) else Path(path)
         self.folder: Path | None = None
         self.files: list[Path] = []
         self.headers: list[Header] = []
@@ -245,6 +246,12 @@ def read_within(folder: Path, name: str, limit: int = MAX_HEADER) -> bytes | Non
     """
     path = path_within(folder, name)
     return read_bytes(path, limit) if os.path.lexists(path) else None
+
+
+def _fetched(url: str) -> Path:
+    from negmerge.checkpoints.remote import local_model  # it imports this module
+
+    return local_model(url)
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

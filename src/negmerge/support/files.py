@@ -24,6 +24,7 @@ from pathlib import Path
 from negmerge.errors import FileError, quoted
 from negmerge.support.interrupts import delay_interrupts
 from negmerge.support.reading import open_regular
+from negmerge.support.remote.urls import refuse_url
 
 TEMPORARY_SUFFIX = ".negmerge-tmp"
 LOCK = ".lock"
@@ -132,6 +133,9 @@ def _renamed(path: Path, *, folder: bool, durable: bool) -> Iterator[int]:
 
 def _check_output(path: Path, folder: bool) -> None:
     if not path.parent.is_dir():
+        refuse_url(
+            path, "outputs are on this machine; name a file or folder, and copy it afterwards"
+        )
         raise FileError(f"{path}: the folder {path.parent} does not exist; create it first")
     if folder:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -312,7 +316,7 @@ def link_or_copy(source: Path, path: Path) -> None:
         waiting.replace(path)
 
 
-def file_digest(*paths: Path) -> str:
+def file_digest(*paths: Path | str) -> str:
     """The SHA-256 of a file, or of several files joined, in hexadecimal."""
     digest = hashlib.sha256()
     for path in paths:

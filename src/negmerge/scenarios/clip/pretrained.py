@@ -32,6 +32,8 @@ from negmerge.scenarios.clip.transformers_clip import (
     translated,
 )
 from negmerge.support.files import file_digest, write_file
+from negmerge.support.remote.scratch import local
+from negmerge.support.remote.urls import is_url
 from negmerge.training.weights import check_fit, load_tensors, save_tensors
 from negmerge.vision.datasets import CLIP as OPENAI
 from negmerge.vision.decode import Fit, Interpolation
@@ -72,7 +74,7 @@ class ClipSource:
     @cached_property
     def folder(self) -> Path | None:
         """The folder, if `name` is one."""
-        for path in (ASSETS / self.name, Path(self.name).expanduser()):
+        for path in (ASSETS / self.name, self._place(self.name)):
             if any((path / name).is_file() for name in (CONFIG, TRANSFORMERS_CONFIG)):
                 if self.pretrained is not None:
                     raise OptionError(
@@ -80,6 +82,11 @@ class ClipSource:
                     )
                 return path
         return None
+
+    @staticmethod
+    def _place(name: str) -> Path:
+        """The path of a file or folder on this machine; that of a URL is fetched."""
+        return local(name, deep=False) if is_url(name) else Path(name).expanduser()
 
     @property
     def from_transformers(self) -> bool:
@@ -203,7 +210,7 @@ class ClipSource:
                 "`negmerge convert`"
             )
         if self._tag is None:
-            path = Path(self.pretrained or "").expanduser()
+            path = self._place(self.pretrained or "")
             if path.is_file() and path.suffix == ".safetensors":
                 return path
             got = "nothing" if self.pretrained is None else quoted(self.pretrained)

@@ -17,7 +17,7 @@ from negmerge.support.remote.urls import is_http, is_url, join, shown
 WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json",
 )  # fmt: skip
-"""Endings of files with weights: of these, a folder's own safetensors files are fetched only."""
+"""Endings of files with weights; all other files of a model's folder belong to the model."""
 
 
 def local_models(models: Sequence[Any], progress: Progress | None = None) -> list[Any]:

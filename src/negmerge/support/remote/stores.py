@@ -199,15 +199,14 @@ def checksums(info: Mapping[str, Any]) -> dict[str, str]:
 
     The entity tag of S3 is an MD5 unless the object was sent in parts; the tag then has a dash.
 
-    >>> checksums({"ETag": '"900150983cd24fb0d6963f7d28e17f72"'})
+    >>> checksums({"ETag": '"900150983cd24fb0d6963f7d28e17f72"', "StorageClass": "STANDARD"})
     {'md5': '900150983cd24fb0d6963f7d28e17f72'}
-    >>> checksums({"ETag": '"900150983cd24fb0d6963f7d28e17f72-2"'})
+    >>> checksums({"ETag": '"900150983cd24fb0d6963f7d28e17f72-2"', "StorageClass": "STANDARD"})
     {}
     """
     found: dict[str, str] = {}
-    s3 = "StorageClass" in info and "LastModified" in info  # other servers have other tags
-    if (s3 or len(info) == 1) and (match := _MD5.fullmatch(str(info.get("ETag", "")))):
-        found["md5"] = match[1]
+    if "StorageClass" in info and (match := _MD5.fullmatch(str(info.get("ETag")))):
+        found["md5"] = match[1]  # the entity tags of web servers are anything
     if isinstance(stored := info.get("md5Hash"), str):  # Google
         found["md5"] = base64.b64decode(stored).hex()
     large = info.get("lfs")  # Hugging Face

@@ -118,7 +118,7 @@ def load(
             no pixels.
         rows: read and decode only these sorted positions.
     """
-    place = find(source, root, revision)
+    place = find(source, root, revision, progress)
     snapshot = place.snapshot(fresh=False)
     entry = cache_folder(cache) / _entry_name(source, split, snapshot, part, rows)
     made = (entry, source, split, place, snapshot, progress or Quiet(), part, rows)

@@ -94,7 +94,7 @@ def load_originals(
         source, split, root, revision, cache: as in `datasets.load`.
         progress: shows how many pictures are read.
     """
-    place = find(source, root, revision)
+    place = find(source, root, revision, progress)
     snapshot = place.snapshot()
     columns = (source.train, source.test, source.image, source.label)
     digest = snapshot.key(split, columns, VERSION, "originals")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from negmerge.errors import FileError, printable, quoted
 from negmerge.support.files import file_digest
-from negmerge.support.progress import make_progress
+from negmerge.support.progress import Progress
 from negmerge.support.remote.scratch import Wanted, fetch_all
 from negmerge.support.remote.stores import Store
 from negmerge.support.remote.urls import Place, is_url, join, shown
@@ -172,7 +172,12 @@ class Hub:
         return Snapshot(begun.hexdigest(), begun=begun)
 
 
-def find(source: Source, root: Place | None = None, revision: str | None = None) -> Local | Hub:
+def find(
+    source: Source,
+    root: Place | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> Local | Hub:
     """Return the first location that has a data set: path, local copy, package, Hub.
 
     A data set at a URL is fetched, once for each process.
@@ -188,6 +193,7 @@ def find(source: Source, root: Place | None = None, revision: str | None = None)
         root: a folder of copies, `<root>/<name>` or `<root>/<Hub id>`, or the URL of one;
             `NEGMERGE_DATA` names a second one.
         revision: branch, tag or commit on the Hub.
+        progress: shows how much of a data set at a URL has arrived.
     """
     embedded = ASSETS / source.name
     paths: list[Place] = []
@@ -200,7 +206,7 @@ def find(source: Source, root: Place | None = None, revision: str | None = None)
     if embedded.is_dir():
         paths.append(embedded)
     for place in paths:
-        path = place if isinstance(place, Path) else _fetched(place)
+        path = place if isinstance(place, Path) else _fetched(place, progress)
         if path is not None and path.exists():
             inner = path / source.config if source.config else path
             return Local((inner if inner.is_dir() else path).resolve())
@@ -232,14 +238,13 @@ _FETCHED: dict[str, Path] = {}
 """Where the data sets at URLs are on this machine: a run must not see two versions of one."""
 
 
-def _fetched(url: str) -> Path | None:
+def _fetched(url: str, progress: Progress | None) -> Path | None:
     """Return the path of a data set at a URL on this machine; None if there is none."""
     if url not in _FETCHED:
         store = Store(url)
         if store.kind == "missing":
             return None
-        with make_progress() as progress:
-            _FETCHED[url] = fetch_all([Wanted(store, store.files())], progress)[0]
+        _FETCHED[url] = fetch_all([Wanted(store, store.files())], progress)[0]
     return _FETCHED[url]
 
 

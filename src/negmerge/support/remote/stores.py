@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from negmerge.errors import FileError, NegMergeError, OptionError, one_line, printable, quoted
@@ -133,8 +133,10 @@ class Store:
         """Return the sorted names in this folder that match a pattern such as `*.safetensors`."""
         with self.reporting():
             self.fs.invalidate_cache()
-            paths = self.fs.glob(join(self.path, pattern))
-        found = sorted(PurePosixPath(str(path).rstrip("/")).name for path in paths)
+            paths = [str(path).rstrip("/") for path in self.fs.ls(self.path, detail=False)]
+        wanted = re.compile(".*".join(map(re.escape, pattern.split("*"))))
+        names = (path.rpartition("/")[2] for path in paths)
+        found = sorted(name for name in names if wanted.fullmatch(name))
         check_names(found, self.shown)
         return found
 

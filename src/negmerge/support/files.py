@@ -14,6 +14,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import resource
 import shutil
 import stat
 import tempfile
@@ -343,3 +344,12 @@ def same_file(one: Path, two: Path) -> bool:
         return one.samefile(two)
     except (OSError, ValueError):
         return False
+
+
+def raise_open_file_limit() -> None:
+    """Raise the limit of open files as far as the system allows, for pools of sharded models."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError):  # macOS allows fewer than its hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

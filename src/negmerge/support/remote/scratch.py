@@ -17,13 +17,18 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from negmerge.errors import FileError, show_instead
-from negmerge.support.files import link_or_copy, report_write_errors, write_file
+from negmerge.support.files import (
+    link_or_copy,
+    raise_open_file_limit,
+    report_write_errors,
+    write_file,
+)
 from negmerge.support.progress import Progress, Quiet
 from negmerge.support.reading import MAX_LIST, read_json
 from negmerge.support.remote.ranges import Fetch, check_space, check_unchanged, fetch_files
@@ -75,6 +80,7 @@ def fetch_all(wanted: Sequence[Wanted], progress: Progress | None = None) -> lis
 
     An entry stays until this process ends.
     """
+    raise_open_file_limit()
     shows, root = progress or Quiet(), scratch()
     entries = [Entry(root, one) for one in wanted]
     with _turn, ExitStack() as stack:
@@ -97,8 +103,9 @@ def fetch_all(wanted: Sequence[Wanted], progress: Progress | None = None) -> lis
 def _fetch(root: Path, entries: Sequence[Entry], progress: Progress) -> None:
     fetches = [fetch for entry in entries for fetch in entry.begin()]
     need = sum(fetch.file.size for fetch in fetches)
-    make_room(root, need, entries[0].wanted.store.shown)
-    progress.stage("fetching", need)
+    make_room(root, need, entries[0].wanted.store.shown, {entry.home for entry in entries})
+    if fetches:
+        progress.stage("fetching", need)
     try:
         fetch_files(fetches, progress)
     except FileError:
@@ -229,32 +236,44 @@ class Entry:
             _used[self.place] = descriptor
 
 
-def make_room(root: Path, need: int, what: str) -> None:
+def make_room(root: Path, need: int, what: str, locked: Collection[Path]) -> None:
     """Remove entries that no process uses, the longest unused first, if space is scarce.
 
     They are removed until `SPARE` of the disk would be free afterwards. Raises if the disk has too
     little space for `need` bytes even so.
+
+    Args:
+        root: the scratch folder.
+        what: the URL that needs the bytes, for the error.
+        locked: the folders of URLs that this process has locked.
     """
     with report_write_errors(root):
-        for _, place in sorted(_entries(root)):
+        for _, place in sorted(_entries(root, locked)):
             usage = shutil.disk_usage(root)
             if usage.free - need >= SPARE * usage.total:
                 break
-            _remove_unused(place)
+            _remove_unused(place, locked)
     check_space(root, need, what, "set NEGMERGE_SCRATCH to a folder on another disk")
 
 
-def _entries(root: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the time of the last use of each entry, and its folder."""
-    for lock in root.glob("*/*/lock"):
-        with suppress(FileNotFoundError):
-            yield lock.stat().st_mtime, lock.parent
+def _entries(root: Path, locked: Collection[Path]) -> Iterator[tuple[float, Path]]:
+    """Yield the time of the last use of each entry, and its folder; what was not completed first.
+
+    The new folders of this process are not among them.
+    """
+    for place in root.glob("*/*/"):
+        is_new = place.name.startswith(NEW)
+        if not (is_new and place.parent in locked):
+            with suppress(FileNotFoundError):
+                yield 0.0 if is_new else (place / "lock").stat().st_mtime, place
 
 
-def _remove_unused(place: Path) -> None:
+def _remove_unused(place: Path, locked: Collection[Path]) -> None:
     """Remove an entry, unless a process uses it or fetches the same URL."""
+    locks = [] if place.parent in locked else [place.parent / "lock"]
+    locks += [] if place.name.startswith(NEW) else [place / "lock"]
     with suppress(OSError), ExitStack() as stack:
-        for path in (place.parent / "lock", place / "lock"):
+        for path in locks:
             stack.callback(os.close, _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB, create=False))
         shutil.rmtree(place)
 

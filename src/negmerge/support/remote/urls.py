@@ -70,7 +70,8 @@ def checked(url: str) -> str:
             "URL, such as s3://bucket/model"
         )
     url = url.rstrip("/")
-    if name_of(url) in ("", ".", "..") or url.endswith(":"):
+    name = name_of(url)
+    if name in ("", ".", "..") or url.endswith(":") or "\\" in name or len(name.encode()) > 255:
         raise OptionError(f"{text}: names no file or folder; wanted such as {scheme}://a/b")
     return url
 

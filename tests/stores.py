@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +64,7 @@ class S3:
 
     Attributes:
         ranges: the paths of the ranges that were asked for.
+        heads: how often somebody asked what an object is.
         before: called with the number of the range; False: the server answers with an error.
     """
 
@@ -84,14 +84,15 @@ class S3:
     def reset(self) -> None:
         self.ranges: list[str] = []
         self.before: Callable[[int], bool] = lambda number: True
-        self.wait = 0.0
+        self.heads = 0
 
     def __call__(self, environ: dict[str, Any], respond: Any) -> Any:
+        with self.lock:
+            self.heads += environ["REQUEST_METHOD"] == "HEAD"
         if environ["REQUEST_METHOD"] == "GET" and "HTTP_RANGE" in environ:
             with self.lock:
                 self.ranges.append(environ["PATH_INFO"])
                 number = len(self.ranges)
-            time.sleep(self.wait)
             if not self.before(number):
                 respond("400 Bad Request", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>Fault</Code><Message>a fault</Message></Error>"]

@@ -9,7 +9,9 @@ from typing import Any
 
 from negmerge.checkpoints.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
 from negmerge.errors import FileError
+from negmerge.support.parallel import run_in_order
 from negmerge.support.progress import Progress
+from negmerge.support.remote.ranges import STREAMS
 from negmerge.support.remote.scratch import Wanted, fetch_all, local
 from negmerge.support.remote.stores import Store
 from negmerge.support.remote.urls import is_http, is_url, join, shown
@@ -26,8 +28,11 @@ def local_models(models: Sequence[Any], progress: Progress | None = None) -> lis
     >>> local_models(["base.safetensors", {"w": 1}])
     ['base.safetensors', {'w': 1}]
     """
-    wanted = {k: _wanted(model) for k, model in enumerate(models) if is_url(model)}
-    paths = dict(zip(wanted, fetch_all([*wanted.values()], progress), strict=True))
+    urls = {k: model for k, model in enumerate(models) if is_url(model)}
+    if not urls:
+        return [*models]
+    wanted = run_in_order(urls.values(), lambda _, url: _wanted(url), lambda: None, STREAMS)
+    paths = dict(zip(urls, fetch_all([*wanted], progress), strict=True))
     return [paths.get(k, model) for k, model in enumerate(models)]
 
 

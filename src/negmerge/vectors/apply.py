@@ -84,7 +84,7 @@ def apply(
     tau = _vector(vector)
     if dtype != "keep" and dtype not in FLOAT_NAMES:
         raise OptionError(f"dtype {dtype!r}: wanted keep, {', '.join(FLOAT_NAMES)}")
-    with open_model(*local_models([base], progress), "base") as model:
+    with open_model(local_models([base], progress)[0], "base") as model:
         _check_belongs(tau, model)
         job = Addition(model, tau, progress or Quiet(), worker_count(workers))
         if out is not None:

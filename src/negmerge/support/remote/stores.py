@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -225,7 +226,7 @@ def digest(path: Path, algorithm: str, size: int) -> str:
     made = hashlib.new("sha1" if algorithm == "git" else algorithm, usedforsecurity=False)
     if algorithm == "git":
         made.update(b"blob %d\0" % size)
-    with open(open_regular(path), "rb") as file:  # noqa: PTH123 (a descriptor)
+    with os.fdopen(open_regular(path), "rb") as file:
         hashlib.file_digest(file, lambda: made)
     return made.hexdigest()
 

@@ -131,6 +131,15 @@ def test_an_object_in_parts_has_no_checksum_but_arrives(s3, tmp_path):
     assert local("s3://bucket/large.bin").read_bytes() == content
 
 
+def test_the_tag_of_an_encrypted_object_is_not_a_checksum(s3, monkeypatch):
+    s3.pipe_file("bucket/secret.bin", CONTENT, ServerSideEncryption="aws:kms")
+    wrong = {"md5": "0" * 32}
+    monkeypatch.setattr("negmerge.support.remote.stores.checksums", lambda info: wrong)
+    assert local("s3://bucket/secret.bin").read_bytes() == CONTENT
+    with pytest.raises(FileError, match=r"^s3://bucket/a.bin: the bytes that arrived have md5"):
+        local("s3://bucket/a.bin")
+
+
 def test_a_run_is_copied_there_and_back(tmp_path, s3):
     from negmerge.runs.store import Run, write_json
 

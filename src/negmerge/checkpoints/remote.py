@@ -16,9 +16,8 @@ from negmerge.support.remote.scratch import Wanted, fetch_all, local
 from negmerge.support.remote.stores import Store
 from negmerge.support.remote.urls import is_http, is_url, join, shown
 
-WEIGHTS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json",
-)  # fmt: skip
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json")
+WEIGHTS = (".safetensors", *OTHER_WEIGHTS)
 """Endings of files with weights; all other files of a model's folder belong to the model."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from negmerge.checkpoints.checkpoint import Checkpoint, path_within
+from negmerge.checkpoints.remote import OTHER_WEIGHTS
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.scenarios.clip.classifier import TEXT
 from negmerge.scenarios.clip.config import check_config, read_config
@@ -32,7 +33,8 @@ from negmerge.scenarios.clip.transformers_clip import (
     translated,
 )
 from negmerge.support.files import file_digest, write_file
-from negmerge.support.remote.scratch import local
+from negmerge.support.remote.scratch import Wanted, fetch_all
+from negmerge.support.remote.stores import Store
 from negmerge.support.remote.urls import is_url
 from negmerge.training.weights import check_fit, load_tensors, save_tensors
 from negmerge.vision.datasets import CLIP as OPENAI
@@ -85,8 +87,14 @@ class ClipSource:
 
     @staticmethod
     def _place(name: str) -> Path:
-        """The path of a file or folder on this machine; that of a URL is fetched."""
-        return local(name, deep=False) if is_url(name) else Path(name).expanduser()
+        """The path of a file or folder on this machine; that of a URL is fetched, no pickles."""
+        if not is_url(name):
+            return Path(name).expanduser()
+        store = Store(name)
+        files = store.files(deep=False)
+        if store.kind == "folder":
+            files = [f for f in files if not f.name.endswith(OTHER_WEIGHTS)]
+        return fetch_all([Wanted(store, files, deep=False)])[0]
 
     @property
     def from_transformers(self) -> bool:

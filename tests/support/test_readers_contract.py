@@ -35,6 +35,7 @@ ALLOWED = {
     ("support/remote/ranges.py", "os.open"): "opens what is written",
     ("support/remote/scratch.py", "os.open"): "locks",
     ("support/remote/stores.py", "os.fdopen"): "of `open_regular`",
+    ("support/remote/stores.py", "self.fs.open"): "ranges of a file of a web server",
     ("vectors/output.py", "os.open"): "opens what is written",
     ("vision/cache.py", "os.open"): "a lock",
     ("vision/cache.py", "path.open"): "opens what is written",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections import namedtuple
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import fsspec
 import pytest
@@ -145,6 +149,37 @@ def test_a_server_that_ignores_ranges_is_refused(store, monkeypatch):
     store.pipe_file("/a.bin", b"x" * 5000)
     with pytest.raises(FileError, match="does not send ranges"):
         local("watched://a.bin")
+
+
+class Files(SimpleHTTPRequestHandler):
+    """A web server that ignores ranges, and writes no log."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """The address of a web server, with a password that it does not ask for."""
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web/a.bin").write_bytes(b"x" * 2500)
+    serve = partial(Files, directory=str(tmp_path / "web"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://me:hidden@127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_files_of_a_web_server(web, monkeypatch):
+    with pytest.raises(FileError, match="support range requests") as error:
+        local(f"{web}/a.bin?key=hidden")
+    assert str(error.value).startswith(f"{shown(web)}/a.bin: cannot be read: ")
+    assert "hidden" not in str(error.value)
+    monkeypatch.setattr(ranges, "RANGE", 2500)
+    path = local(f"{web}/a.bin?key=hidden")
+    assert (path.name, path.read_bytes()) == ("a.bin", b"x" * 2500)
+    assert "hidden" not in (path.parents[1] / "entry.json").read_text()
 
 
 def test_the_checksum_of_a_store_is_checked(store, monkeypatch):

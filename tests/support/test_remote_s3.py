@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,12 @@ def s3(server, tmp_path, monkeypatch) -> s3fs.S3FileSystem:
     return fs
 
 
+def fetching(place: Path, url: str):
+    """A process that fetches a URL and prints the path."""
+    code = f"from negmerge.support.remote.scratch import local; print(local({url!r}))"
+    return running.start_python(place, "-c", code, plain=True)
+
+
 def test_an_object_is_fetched_once_with_its_checksum(server):
     (file,) = Store("s3://bucket/a.bin").files()
     assert hashlib.md5(CONTENT).hexdigest() in file.tag  # noqa: S324
@@ -86,9 +93,8 @@ def test_missing_objects_and_buckets_are_one_line():
         assert "hidden" not in str(error.value)
 
 
-def test_two_processes_fetch_an_object_once(server, s3, small_pool, tmp_path):
-    base, _ = small_pool
-    s3.put_file(str(base), "bucket/base.safetensors")
+def test_two_processes_fetch_an_object_once(server, s3, tmp_path):
+    s3.pipe_file("bucket/small.bin", b"abc")
     asked = server.heads + 4
 
     def wait(number: int) -> bool:
@@ -100,14 +106,33 @@ def test_two_processes_fetch_an_object_once(server, s3, small_pool, tmp_path):
         return True
 
     server.before = wait
-    url = "s3://bucket/base.safetensors"
-    both = [running.start(tmp_path, "inspect", url, plain=True) for _ in range(2)]
+    url = "s3://bucket/small.bin"
+    both = [fetching(tmp_path, url) for _ in range(2)]
     told = [running.ended(process, 0) for process in both]
     assert told[0][0] == told[1][0]
     notes = sorted(err for _, err in told)
     assert notes == ["", f"note: waiting for another process that fetches {url}\n"]
-    assert "base.safetensors" in told[0][0]
-    assert server.ranges == ["/bucket/base.safetensors"]
+    assert Path(told[0][0].strip()).read_bytes() == b"abc"
+    assert server.ranges == ["/bucket/small.bin"]
+
+
+def test_what_a_killed_process_left_does_no_harm(server, tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(number: int) -> bool:
+        begun.set()
+        return go_on.wait(30)
+
+    server.before = wait
+    process = fetching(tmp_path, "s3://bucket/a.bin")
+    assert begun.wait(60)
+    process.kill()
+    process.communicate()
+    go_on.set()
+    left = [*(tmp_path / "scratch").rglob(".new-*")]
+    assert len(left) == 1
+    assert local("s3://bucket/a.bin").read_bytes() == CONTENT
+    assert not left[0].exists()
 
 
 def test_a_folder_of_objects_is_fetched(s3):

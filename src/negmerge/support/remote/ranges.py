@@ -22,7 +22,7 @@ STREAMS = 8
 """The number of ranges that are fetched at a time."""
 ATTEMPTS, PAUSE = 5, 0.25
 """How often a range is asked for, and the seconds before the second time; they double."""
-FINAL = (FileNotFoundError, PermissionError, NotImplementedError)
+FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ValueError)
 """Errors that another attempt does not change."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from negmerge.errors import FileError, NegMergeError, OptionError, one_line, printable, quoted
 from negmerge.support.reading import open_regular
-from negmerge.support.remote.urls import checked, join, shown
+from negmerge.support.remote.urls import checked, is_http, join, shown
 
 MAX_FILES = 1_000_000
 """The largest number of files of a folder."""
@@ -157,6 +157,11 @@ class Store:
 
     def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
         """Return a range of a file; raises what the store raises."""
+        if is_http(self.url):  # `cat_file` would read all that a server sends that ignores ranges
+            options = {"cache_type": "none", "size": file.size}
+            with self.fs.open(file.path, "rb", **options) as opened:
+                opened.seek(start)
+                return opened.read(stop - start)
         return self.fs.cat_file(file.path, start=start, end=stop)
 
     def check_content(self, file: RemoteFile, path: Path) -> None:

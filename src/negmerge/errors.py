@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+_PASSWORD = re.compile(r"//[^/\s@]*:[^/\s@]*@")
+_SIGNED = re.compile(r"(?i)\?[^\s'\"]*(?:signature|sig|token|credential|secret|key)=[^\s'\"]*")
+
+_SHOWN: dict[str, str] = {}
+"""Paths of fetched files, and the URLs that errors show instead; see `show_instead`."""
+
 
 class NegMergeError(Exception):
     """An error that the user can correct; the message is one line.
@@ -10,6 +18,10 @@ class NegMergeError(Exception):
     Traceback (most recent call last):
     negmerge.errors.NegMergeError: pool is empty
     """
+
+    def __init__(self, *parts: object, **named: object) -> None:
+        texts = (without_secrets(as_shown(p)) if isinstance(p, str) else p for p in parts)
+        super().__init__(*texts, **named)
 
 
 class FileError(NegMergeError):
@@ -26,6 +38,36 @@ class ValueRangeError(NegMergeError):
 
 class OptionError(NegMergeError):
     """An option, a rule or a name does not exist, or a value is not allowed."""
+
+
+def show_instead(path: str, text: str) -> None:
+    """Show a text instead of a path in all errors from now on.
+
+    The files of a URL are read from a folder of this machine, whose path says nothing to the user.
+    """
+    for written in {path, ascii(path)[1:-1]}:
+        _SHOWN[written] = text
+
+
+def as_shown(text: str) -> str:
+    """Replace the paths of `show_instead` in a text.
+
+    >>> show_instead("/scratch/1f/content", "s3://bucket/pool")
+    >>> as_shown("/scratch/1f/content/a.safetensors: contains no tensors")
+    's3://bucket/pool/a.safetensors: contains no tensors'
+    """
+    for path, other in _SHOWN.items():
+        text = text.replace(path, other)
+    return text
+
+
+def without_secrets(text: str) -> str:
+    """Remove the passwords and signatures of URLs from a text.
+
+    >>> without_secrets("GET https://user:pw@host/a?X-Amz-Signature=1f failed")
+    'GET https://host/a failed'
+    """
+    return _SIGNED.sub("", _PASSWORD.sub("//", text))
 
 
 def printable(text: str) -> str:

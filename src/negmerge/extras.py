@@ -13,12 +13,13 @@ from negmerge.errors import NegMergeError
 
 EXTRAS = {
     "unlearn": (
-        "PIL", "datasets", "fsspec", "huggingface_hub", "jinja2", "matplotlib", "pandas",
-        "pyarrow", "pytorch_grad_cam", "scipy", "sklearn", "threadpoolctl", "torch", "torchvision",
+        "PIL", "datasets", "huggingface_hub", "jinja2", "matplotlib", "pandas", "pyarrow",
+        "pytorch_grad_cam", "scipy", "sklearn", "threadpoolctl", "torch", "torchvision",
     ),
     "clip": ("open_clip", "timm"),
     "text": ("peft", "transformers"),
     "ray": ("ray",),
+    "remote": ("fsspec", "s3fs"),
 }  # fmt: skip
 """The extras of pyproject.toml, with the import names of their libraries."""
 _IMPORTING = ("_frozen_importlib", "importlib", "importlib._bootstrap")

@@ -32,7 +32,7 @@ NAMES = {
     "scikit_learn": "sklearn",
 }
 """What distributions are called when they are imported, if otherwise."""
-WITH_DATASETS = {"fsspec", "huggingface_hub"}
+WITH_DATASETS = {"huggingface_hub"}
 WITH_BASE = {"llvmlite", "pydantic_core"}
 
 
@@ -117,7 +117,7 @@ def test_every_extra_names_its_libraries():
     optional = PROJECT["optional-dependencies"]
     for extra, libraries in extras.EXTRAS.items():
         assert set(libraries) - WITH_DATASETS == imported_as(optional[extra]), extra
-    assert optional["all"] == ["negmerge[clip,text,ray]"]
+    assert optional["all"] == ["negmerge[clip,text,ray,remote]"]
     assert all("negmerge[unlearn]" in optional[extra] for extra in ("clip", "text", "ray"))
 
 
@@ -188,6 +188,11 @@ def test_a_page_names_the_extra_that_it_needs(tmp_path):
     (tmp_path / "recipe.yaml").write_text("seed: 1\n")
     done = without(UNLEARN, MAIN, "report", tmp_path)
     assert (done.returncode, done.stderr) == (2, line_of("jinja2", "unlearn"))
+
+
+def test_a_url_names_the_extra_that_it_needs(tmp_path):
+    done = without({"fsspec", "s3fs"}, MAIN, "inspect", "s3://bucket/a.safetensors")
+    assert (done.returncode, done.stderr) == (2, line_of("fsspec", "remote"))
 
 
 def test_a_pickle_needs_torch_and_safetensors_do_not(small_pool, tmp_path):

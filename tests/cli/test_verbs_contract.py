@@ -22,6 +22,7 @@ VERBS = [
     "list",
     "convert",
     "verify",
+    "copy",
     "check",
 ]
 PROBE = """

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+import stores
 from clips import CONFIG, make_clip, random_clip
 from negmerge.errors import NegMergeError
 from negmerge.runs.recipe import load_recipe, shipped
@@ -41,6 +42,22 @@ def test_a_folder_is_loaded_as_open_clip_loads_it(folder: Path):
     assert source.size == 16
     assert source.mean == (0.5, 0.5, 0.5)
     assert source.has_text
+
+
+def test_a_model_at_a_url_is_the_same_model(folder: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("NEGMERGE_SCRATCH", str(tmp_path / "scratch"))
+    fs = stores.empty()
+    stores.upload(folder, "watched://b/clip")
+    fs.pipe_file("/b/clip/open_clip_pytorch_model.bin", b"a pickle")
+    source = ClipSource("watched://b/clip")
+    assert source.fingerprint == ClipSource(str(folder)).fingerprint
+    assert "/b/clip/open_clip_pytorch_model.bin" not in {path for path, *_ in fs.reads}
+    (weights,) = folder.glob("*model.safetensors")
+    stores.upload(weights, "watched://b/weights.safetensors")
+    given = ClipSource("ViT-B-32", "watched://b/weights.safetensors")
+    assert given.weights.read_bytes() == weights.read_bytes()
+    with pytest.raises(NegMergeError, match=r"^watched://b/missing: no such file or folder"):
+        ClipSource("watched://b/missing").config  # noqa: B018
 
 
 READING = """

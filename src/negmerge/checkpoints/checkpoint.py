@@ -8,9 +8,8 @@ file it would kill the process).
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,9 @@ import numpy as np
 from negmerge.checkpoints.dtypes import Bytes
 from negmerge.checkpoints.header import MAX_HEADER, Header, TensorInfo, read_header
 from negmerge.errors import FileError, quoted
+from negmerge.support.files import raise_open_file_limit
 from negmerge.support.reading import open_regular, parse_json, read_bytes
+from negmerge.support.remote.urls import is_url
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -43,13 +44,13 @@ class Checkpoint:
 
     Args:
         path: a `.safetensors` file, or a folder with `model.safetensors` or
-            `model.safetensors.index.json`.
+            `model.safetensors.index.json`; or the URL of one, which is fetched.
         own: whether the file may be a patch or an accumulator: no tensors are allowed, and a tensor
             may be stored in parts, as `NAME#PART`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, own: bool = False) -> None:
-        self.path = Path(path)
+        self.path = _fetched(path) if is_url(path) else Path(path)
         self.folder: Path | None = None
         self.files: list[Path] = []
         self.headers: list[Header] = []
@@ -58,7 +59,7 @@ class Checkpoint:
         self._stats: list[tuple[int, int]] = []
         self._closing = ExitStack()
         self._own = own
-        _raise_open_file_limit()
+        raise_open_file_limit()
         try:
             if os.path.isdir(self.path):  # noqa: PTH112 Path.is_dir raises for invalid paths
                 self.folder = self.path
@@ -247,15 +248,12 @@ def read_within(folder: Path, name: str, limit: int = MAX_HEADER) -> bytes | Non
     return read_bytes(path, limit) if os.path.lexists(path) else None
 
 
+def _fetched(url: str) -> Path:
+    from negmerge.checkpoints.remote import local_model  # it imports this module
+
+    return local_model(url)
+
+
 def _stamp(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_size, found.st_mtime_ns
-
-
-def _raise_open_file_limit() -> None:
-    """Raise the limit of open files as far as the system allows, for pools of sharded models."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError):  # macOS allows fewer than its hard limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -23,6 +23,7 @@ from negmerge.checkpoints.header import (
     read_header,
 )
 from negmerge.checkpoints.pickled_module import load_module_weights
+from negmerge.checkpoints.remote import local_model
 from negmerge.checkpoints.split_attention import joined_attention
 from negmerge.checkpoints.state_dict import PathLike
 from negmerge.errors import FileError, MismatchError, OptionError, quoted
@@ -66,7 +67,7 @@ def convert(
         key: the key of the weights in the pickle; necessary if several keys have weights.
         strip_prefix: a prefix that is removed from every name, such as `module.`.
     """
-    path, target = Path(source), Path(out)
+    path, target = local_model(source), Path(out)
     if same_file(target, path):
         raise FileError(f"{target}: is also the input; name another output")
     if not is_pickle(path):

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter, Token
 
+from negmerge.support.remote.urls import is_url
+
 app = App(
     name="negmerge",
     help="Make a trained model forget: merge fine-tuned models by sign, subtract the result.",
@@ -20,12 +22,16 @@ def _output_path(_: Any, tokens: Sequence[Token]) -> Path:
     """Parse an output; an empty path would be the current folder."""
     if not tokens[0].value:
         raise ValueError("is empty; name a file or folder")
+    if is_url(tokens[0].value):
+        raise ValueError("is a URL; outputs are on this machine: write it here and copy it")
     return Path(tokens[0].value)
 
 
 _OUT = Parameter(name=["--out", "-o"], converter=_output_path)
 Out = Annotated[Path, _OUT]
 OptionalOut = Annotated[Path | None, _OUT]
+Given = str
+"""A path or a URL; the `Path` of a URL would join its slashes."""
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="")]
 Options = Annotated[list[str] | None, Parameter(negative="")]
 Seeds = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]

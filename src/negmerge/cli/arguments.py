@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from negmerge.errors import OptionError
+from negmerge.support.remote.urls import Place, is_url
 
 
 def key_values(pairs: list[str]) -> dict[str, str]:
@@ -22,6 +24,15 @@ def key_values(pairs: list[str]) -> dict[str, str]:
             raise OptionError(f"--option {key}: given twice; remove one")
         found[key] = value
     return found
+
+
+def place(text: str) -> Place:
+    """Return a path, or the text of a URL.
+
+    >>> place("pool/a.safetensors"), place("s3://bucket/a.safetensors")
+    (PosixPath('pool/a.safetensors'), 's3://bucket/a.safetensors')
+    """
+    return text if is_url(text) else Path(text)
 
 
 def size(text: str, where: str) -> int:

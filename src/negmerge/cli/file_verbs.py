@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.filesize import decimal
 
-from negmerge.cli.app import Flag, Json, Options, Out, app
-from negmerge.cli.arguments import key_values, signed_scale, size
+from negmerge.cli.app import Flag, Given, Json, Options, Out, app
+from negmerge.cli.arguments import key_values, place, signed_scale, size
 from negmerge.errors import OptionError, printable
 from negmerge.support.compiler import start_compiler
 from negmerge.support.progress import make_progress
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @app.command
 def merge(
-    base: Path,
+    base: Given,
     /,
-    *models: Path,
+    *models: Given,
     out: Out,
     rule: str = "consensus",
     option: Options = None,
@@ -48,8 +48,9 @@ def merge(
     """Merge fine-tuned models into one sparse patch, or with --negate or --add into a model.
 
     Args:
-        base: The model from which all others were fine-tuned: a .safetensors file or a folder.
-        models: The fine-tuned models, files or folders.
+        base: The model from which all others were fine-tuned: a .safetensors file or a folder, or
+            the URL of one.
+        models: The fine-tuned models, files, folders or URLs; a URL may have a *.
         out: The patch to write; with --negate or --add the model, a .safetensors file or a folder.
         rule: The merge rule; `negmerge list rules` shows the rules and their options.
         option: An option of the rule, as key=value; may be repeated.
@@ -70,6 +71,7 @@ def merge(
     """
     begun = time.perf_counter()
     start_compiler()
+    base_place, pool = place(base), [*map(place, models)]
     limit = None if max_memory is None else size(max_memory, "--max-memory")
     if negate is not None or add is not None:
         scale = signed_scale(negate, add)
@@ -84,8 +86,8 @@ def merge(
 
         with make_progress("json" if json_ else "auto") as progress:
             done = merge_and_apply(
-                base,
-                models,
+                base_place,
+                pool,
                 scale,
                 out,
                 rule,
@@ -104,14 +106,15 @@ def merge(
     if dtype != "keep" or shard_size is not None:
         raise OptionError("--dtype, --shard-size: are for models; add --negate λ or --add λ")
     from negmerge.checkpoints.checkpoint import Checkpoint
+    from negmerge.checkpoints.remote import expand
     from negmerge.merging.engine import merge as run
     from negmerge.merging.estimate import estimate
     from negmerge.vectors.values import loss_text
 
     if dry_run:
         need = estimate(
-            base,
-            models,
+            base_place,
+            pool,
             rule,
             key_values(option or []),
             folder=out.absolute().parent,
@@ -123,7 +126,7 @@ def merge(
         )
         print_result(
             asdict(need),
-            f"{rule} of {len(models)}: reads {decimal(need.read_bytes)}, writes about "
+            f"{rule} of {len(expand(pool))}: reads {decimal(need.read_bytes)}, writes about "
             f"{decimal(need.patch_bytes)}, needs at most {decimal(need.memory)} of memory, takes "
             f"about {need.seconds:.1f} s (from merging {need.sampled:.1%} of the elements)",
             json_,
@@ -131,8 +134,8 @@ def merge(
         return
     with make_progress("json" if json_ else "auto") as progress:
         tau = run(
-            base,
-            models,
+            base_place,
+            pool,
             rule,
             key_values(option or []),
             out=out,
@@ -146,7 +149,7 @@ def merge(
             digest=digest,
             progress=progress,
         )
-    with Checkpoint(base) as model:
+    with Checkpoint(base_place) as model:
         base_bytes = model.nbytes
     held = sum(entry.nbytes for entry in tau.entries.values())
     result = {
@@ -184,8 +187,8 @@ def merge(
 
 @app.command
 def apply(
-    base: Path,
-    patch: Path,
+    base: Given,
+    patch: Given,
     /,
     *,
     out: Out,
@@ -218,8 +221,8 @@ def apply(
     begun = time.perf_counter()
     with make_progress("json" if json_ else "auto") as progress:
         done = run(
-            base,
-            scale * TaskVector.load(patch),
+            place(base),
+            scale * TaskVector.load(place(patch)),
             out,
             dtype=dtype,
             shard_size=None if shard_size is None else size(shard_size, "--shard-size"),
@@ -260,17 +263,18 @@ def _show_applied(done: Applied, scale: float, begun: float, as_json: bool) -> N
 
 
 @app.command
-def inspect(file: Path, /, *, json_: Json = False) -> None:
+def inspect(file: Given, /, *, json_: Json = False) -> None:
     """Show the content of a patch or a checkpoint, or the scores of a run.
 
     Args:
-        file: A patch, a checkpoint file or folder, or a run directory.
+        file: A patch, a checkpoint file or folder, the URL of one, or a run directory.
         json_: Print JSON instead of tables.
     """
     from negmerge.runs.store import is_run, open_run
 
-    if is_run(file):
-        run = open_run(file)
+    where = place(file)
+    if isinstance(where, Path) and is_run(where):
+        run = open_run(where)
         from negmerge.reports.inspection import contents_of, progress_text, scores_table
 
         contents = contents_of(run)
@@ -285,13 +289,13 @@ def inspect(file: Path, /, *, json_: Json = False) -> None:
     from negmerge.vectors.inspection import inspect as describe
     from negmerge.vectors.inspection import render
 
-    found = describe(file)
+    found = describe(where)
     print(json.dumps(found)) if json_ else print_tables(render(found))
 
 
 @app.command
 def convert(
-    file: Path, /, *, out: Out, trust: Flag = False, key: str = "", strip_prefix: str = ""
+    file: Given, /, *, out: Out, trust: Flag = False, key: str = "", strip_prefix: str = ""
 ) -> None:
     """Convert a PyTorch pickle, or safetensors with other names, to one safetensors file.
 
@@ -304,5 +308,5 @@ def convert(
     """
     from negmerge.checkpoints.convert import convert as run
 
-    count = run(file, out, trust=trust, key=key, strip_prefix=strip_prefix)
+    count = run(place(file), out, trust=trust, key=key, strip_prefix=strip_prefix)
     print(printable(f"{out}: {count} tensors, {decimal(out.stat().st_size)}"))

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from negmerge.cli.app import Flag, Json, OptionalOut, Seeds, Set, app
-from negmerge.cli.arguments import fraction
+from rich.filesize import decimal
+
+from negmerge.cli.app import Flag, Given, Json, OptionalOut, Seeds, Set, app
+from negmerge.cli.arguments import fraction, place
 from negmerge.errors import OptionError, printable
 from negmerge.support.progress import make_progress
-from negmerge.support.terminal import print_tables
+from negmerge.support.terminal import print_result, print_tables
 
 if TYPE_CHECKING:
     from negmerge.paper.verdicts import Comparison
@@ -227,6 +229,32 @@ def _show_comparison(made: Comparison, title: str, as_json: bool, *lines: str) -
             print(printable(line))
     if not made.passed:
         raise SystemExit(1)
+
+
+@app.command
+def copy(source: Given, target: Given, /, *, dry_run: Flag = False, json_: Json = False) -> None:
+    """Copy a finished run to a URL, or back; the manifest comes last.
+
+    Args:
+        source: The run directory, or the URL of a copy.
+        target: The URL of the copy, or a new folder.
+        dry_run: List the files and bytes that would be copied, and copy nothing.
+        json_: Print progress and result as JSON lines.
+    """
+    from negmerge.runs.copies import copy_run
+
+    with make_progress("json" if json_ else "auto") as progress:
+        done = copy_run(place(source), place(target), dry_run, progress)
+    if dry_run and not json_:
+        for name, count in done.sent.items():
+            print(printable(f"{count:>15,}  {name}"))
+    verb = "would be copied" if dry_run else "copied"
+    print_result(
+        {"target": done.target, "copied": done.sent, "unchanged": len(done.unchanged)},
+        f"{done.target}: {len(done.sent)} files {verb}, {decimal(sum(done.sent.values()))}; "
+        f"{len(done.unchanged)} are there already",
+        json_,
+    )
 
 
 @app.command

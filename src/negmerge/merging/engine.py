@@ -78,8 +78,8 @@ def merge(
     3
 
     Args:
-        base: a safetensors file, a Hugging Face folder, or a state dict (name → torch tensor or
-            numpy array), which errors call `base`.
+        base: a safetensors file, a Hugging Face folder, the URL of one, or a state dict (name →
+            torch tensor or numpy array), which errors call `base`.
         models: the fine-tuned models, in the same forms as the base; errors call state dicts
             `models[0]`, `models[1]` …
         rule: a name that `negmerge list rules` shows.
@@ -102,7 +102,7 @@ def merge(
     check_device(device)
     check_values(values)
     path = None if out is None else Path(out)
-    with Inputs(base, models, buffers, allow_duplicates) as inputs:
+    with Inputs(base, models, buffers, allow_duplicates, progress) as inputs:
         budget = Budget(max_memory, None if path is None else path.absolute().parent)
         threads = budget.workers(worker_count(workers))
         job = Merge(inputs, chosen, layout, values, threads, budget, device, progress or Quiet())

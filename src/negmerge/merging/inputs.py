@@ -18,8 +18,10 @@ from negmerge.checkpoints.dtypes import FLOATS, SIZES
 from negmerge.checkpoints.fingerprint import fingerprint_of
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.checkpoints.names import is_adapter, is_statistic
+from negmerge.checkpoints.remote import expand, local_models
 from negmerge.checkpoints.state_dict import Model
-from negmerge.errors import MismatchError, NegMergeError, OptionError, quoted
+from negmerge.errors import MismatchError, NegMergeError, OptionError, as_shown, quoted
+from negmerge.support.progress import Progress
 from negmerge.vectors.task_vector import open_model
 
 WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
@@ -42,6 +44,7 @@ class Inputs(ExitStack):
         models: Sequence[Model | Checkpoint],
         buffers: Buffers = "keep",
         allow_duplicates: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         if isinstance(models, str | os.PathLike | Mapping):
             raise OptionError("models: got one model, wanted a list of models; put it in brackets")
@@ -52,8 +55,10 @@ class Inputs(ExitStack):
             )
         if not models:
             raise NegMergeError("the pool is empty: name at least one fine-tuned model")
+        models = expand(models)
         if len(models) > 32767:
             raise NegMergeError(f"models: got {len(models)}, wanted at most 32767")
+        base, *models = local_models([base, *models], progress)
         self.allow_duplicates = allow_duplicates
         super().__init__()
         try:
@@ -181,7 +186,7 @@ def _by_content(models: list[Checkpoint]) -> list[Checkpoint]:
         model, sample = pair
         # A single file that is listed several times is not read whole.
         full = fingerprint_of(model) if len(paths[sample]) > 1 else ""
-        return sample, full, str(model.path)
+        return sample, full, as_shown(str(model.path))
 
     return [model for model, _ in sorted(zip(models, samples, strict=True), key=key)]
 

@@ -92,7 +92,7 @@ def merge_and_apply(
     chosen = make_rule(rule, options or {})
     check_device(device)
     path = Path(out)
-    with Inputs(base, models, buffers, allow_duplicates) as inputs:
+    with Inputs(base, models, buffers, allow_duplicates, progress) as inputs:
         budget = Budget(max_memory, path.absolute().parent)
         threads = budget.workers(worker_count(workers))
         job = MergeAndApply(

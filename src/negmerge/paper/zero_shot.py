@@ -30,7 +30,8 @@ from negmerge.scenarios.clip.heads import cached_head
 from negmerge.scenarios.clip.pretrained import ClipSource
 from negmerge.support.progress import Progress
 from negmerge.support.reading import parse_json, read_json
-from negmerge.support.settings import File, Strict, check_path
+from negmerge.support.remote.urls import Place, is_url
+from negmerge.support.settings import File, Strict, check_name
 from negmerge.training.feeds import Batch
 from negmerge.training.weights import metadata_of
 from negmerge.vision.datasets import Images, Source, datasets, load, resolve
@@ -133,7 +134,7 @@ def check_clip(
     settings = read_settings(changes)
     for given in (name, pretrained or ""):
         try:
-            check_path(given)
+            check_name(given)
         except ValueError as error:
             raise OptionError(f"{quoted(given)}: {error}; name a model or a folder") from None
     source = ClipSource(name, pretrained)
@@ -188,7 +189,7 @@ def read_settings(changes: Sequence[str]) -> CheckSettings:
         fields = "sets, data.root and data.limit.test"
         raise OptionError(f"--set {first_mistake(error)}; the fields are {fields}") from None
     root = settings.data.root
-    if root is not None and not root.is_dir():
+    if root is not None and not is_url(root) and not Path(root).is_dir():
         raise FileError(f"data.root: got {quoted(root)}, wanted a folder of data sets")
     for data in settings.sets or ():
         datasets.get(data)  # raises an error that suggests names
@@ -205,7 +206,7 @@ def _default_sets(source: ClipSource) -> tuple[str, ...]:
 
 
 def open_set(
-    source: ClipSource, data: str, root: Path | None, progress: Progress, download: bool
+    source: ClipSource, data: str, root: Place | None, progress: Progress, download: bool
 ) -> Images:
     """Return the test images of a data set, prepared for a model."""
     prepared = resolve(
@@ -224,7 +225,7 @@ def open_set(
     return load(prepared, "test", root=root, progress=progress)
 
 
-def not_found(missing: Mapping[str, str], root: Path | None) -> list[str]:
+def not_found(missing: Mapping[str, str], root: Place | None) -> list[str]:
     """Return a line about the sets that are not on this machine, and one about every other."""
     absent = [data for data, why in missing.items() if why == ABSENT]
     lines = [f"{data}: cannot be read: {why}" for data, why in missing.items() if why != ABSENT]

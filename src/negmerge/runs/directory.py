@@ -16,6 +16,7 @@ from negmerge.support.files import (
     remove_abandoned,
     report_write_errors,
 )
+from negmerge.support.remote.urls import refuse_url
 
 TITLE = re.compile(r"[A-Za-z0-9_-]+")
 """The titles of methods and the keys of models; both name files."""
@@ -29,6 +30,7 @@ class RunDirectory:
     """The folder of a run, which need not exist."""
 
     def __init__(self, folder: str | Path) -> None:
+        refuse_url(folder, "a run is on this machine; `negmerge copy` brings a finished run here")
         self.folder = Path(folder)
         self.recipe = self.folder / "recipe.yaml"
         self.base = self.folder / "base.safetensors"

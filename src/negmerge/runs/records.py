@@ -95,7 +95,7 @@ def read_record(path: Path, kind: Any, remedy: str, *, infinite: bool = False) -
     return check_record(read_json_value(path, infinite=infinite), kind, path, remedy)
 
 
-def check_record(tree: Any, kind: Any, path: Path, remedy: str) -> Any:
+def check_record(tree: Any, kind: Any, path: Path | str, remedy: str) -> Any:
     """Return a tree of JSON values as a type.
 
     >>> check_record({"a": "b"}, dict[str, float], Path("row.json"), "remove it")

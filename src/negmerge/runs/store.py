@@ -256,6 +256,7 @@ class Run(RunDirectory):
 def open_run(path: Path) -> Run:
     """Open the run of a folder, finished or not; raise if there is none."""
     if not is_run(path):
+        Run(path)  # raises for the path of a URL
         raise FileError(f"{path}: is not a run, it has no recipe.yaml; name a run directory")
     return Run(path).check_contents()
 

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from negmerge.checkpoints.remote import local_model
 from negmerge.errors import FileError, NegMergeError
 from negmerge.runs.records import Cost, Done
 from negmerge.runs.steps import Advance, ModelStep
 from negmerge.scenarios.base import Scenario, TrainingSet, identity
 from negmerge.scenarios.settings import scenarios
 from negmerge.support.files import write_file
+from negmerge.support.remote.urls import Place
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import VERSION as LOOP
 from negmerge.training.loop import Trained
@@ -41,7 +43,7 @@ class Training(ModelStep):
 
     Args:
         on: the names of the sets to train on.
-        start: the weights to start from; None for fresh weights.
+        start: the weights to start from, a path or a URL; None for fresh weights.
         state: the file that keeps the training while it runs.
         trains: False if the result is a copy of `start`.
         save_every: the least seconds between two saves of the state; see `StateSaver`.
@@ -52,7 +54,7 @@ class Training(ModelStep):
     on: tuple[TrainingSet, ...]
     settings: HyperParameters
     seed: int
-    start: Path | None
+    start: Place | None
     out: Path
     state: Path
     trains: bool = True
@@ -91,7 +93,8 @@ class Training(ModelStep):
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[Cost]:
         """Train, or continue a training; write the cost, then the model; remove the state."""
-        network = scenario.model(self.start, self.seed)
+        start = None if self.start is None else local_model(self.start)
+        network = scenario.model(start, self.seed)
         trained = Trained(0, 0.0, 0.0)
         if self.trains:
             try:

@@ -23,6 +23,7 @@ from negmerge.evaluation.scores import Scores
 from negmerge.evaluation.search import Advance, Evaluator, InPlace
 from negmerge.scenarios.settings import Description, ScenarioSettings, Setup
 from negmerge.support.files import file_digest
+from negmerge.support.remote.urls import Place
 from negmerge.training.feeds import TrainingSet
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Trained
@@ -69,13 +70,13 @@ class Given:
     """A model that exists already.
 
     Args:
-        weights: its file; if None, the model is `Scenario.model(None)`.
+        weights: its file, or the URL of it; if None, the model is `Scenario.model(None)`.
         content: what `Scenario.model(None)` depends on.
         on: the set that the model was trained on, if it is known.
         sha256: the hash of the file, if it is known.
     """
 
-    weights: Path | None = None
+    weights: Place | None = None
     content: object = None
     on: TrainingSet | None = None
     sha256: str | None = None

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import resource
 import shutil
 import stat
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from negmerge.errors import FileError, quoted
 from negmerge.support.interrupts import delay_interrupts
 from negmerge.support.reading import open_regular
+from negmerge.support.remote.urls import refuse_url
 
 TEMPORARY_SUFFIX = ".negmerge-tmp"
 LOCK = ".lock"
@@ -132,6 +134,9 @@ def _renamed(path: Path, *, folder: bool, durable: bool) -> Iterator[int]:
 
 def _check_output(path: Path, folder: bool) -> None:
     if not path.parent.is_dir():
+        refuse_url(
+            path, "outputs are on this machine; name a file or folder, and copy it afterwards"
+        )
         raise FileError(f"{path}: the folder {path.parent} does not exist; create it first")
     if folder:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -312,7 +317,7 @@ def link_or_copy(source: Path, path: Path) -> None:
         waiting.replace(path)
 
 
-def file_digest(*paths: Path) -> str:
+def file_digest(*paths: Path | str) -> str:
     """The SHA-256 of a file, or of several files joined, in hexadecimal."""
     digest = hashlib.sha256()
     for path in paths:
@@ -339,3 +344,12 @@ def same_file(one: Path, two: Path) -> bool:
         return one.samefile(two)
     except (OSError, ValueError):
         return False
+
+
+def raise_open_file_limit() -> None:
+    """Raise the limit of open files as far as the system allows, for pools of sharded models."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError):  # macOS allows fewer than its hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ W = TypeVar("W")
 
 def run_in_order(
     work: Iterable[T], run: Callable[[W, T], R], make_worker: Callable[[], W], workers: int
-) -> Iterator[R]:
+) -> Generator[R]:
     """Run work in threads, and yield the results in the order of the work.
 
     Few results are computed ahead, so that memory is bounded. `run` gets the worker of its thread,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, quoted
+from negmerge.support.remote.urls import is_url
 
 MAX_JSON = 64 << 20
 """The largest size of a JSON file of a run or a model, in bytes."""
@@ -38,7 +39,14 @@ MAX_NUMBER = 10**40
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Open a regular file for reading and return the descriptor; never blocks on a pipe."""
+    """Open a regular file for reading and return the descriptor; never blocks on a pipe.
+
+    The file of a URL is fetched.
+    """
+    if is_url(path):
+        from negmerge.support.remote.scratch import local  # it imports this module
+
+        path = local(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:

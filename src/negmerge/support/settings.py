@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from negmerge.errors import OptionError
+from negmerge.support.remote.urls import Place, checked, has_secret, is_url, shown
 
 T = TypeVar("T")
 
@@ -31,13 +35,49 @@ def check_path(value: T) -> T:
     return value
 
 
+def check_place(value: Any) -> Place:
+    """Return a path, or the text of a URL, which a recipe records: it must have no secret.
+
+    >>> check_place("runs/base.safetensors"), check_place("s3://bucket/base.safetensors")
+    (PosixPath('runs/base.safetensors'), 's3://bucket/base.safetensors')
+    >>> check_place("https://user:secret@host/base.safetensors")
+    Traceback (most recent call last):
+    ValueError: https://host/base.safetensors: has a user, a password or a query, ...
+    """
+    if isinstance(value, Path):
+        return check_path(value)
+    if not isinstance(value, str):
+        raise PydanticCustomError("path_type", "Input is not a valid path")
+    return _check_url(value) if is_url(value) else check_path(Path(value))
+
+
+def _check_url(url: str) -> str:
+    if has_secret(url):
+        raise ValueError(
+            f"{shown(url)}: has a user, a password or a query, and recipes are recorded; give the "
+            "credentials to the store's own settings"
+        )
+    try:
+        return checked(url)
+    except OptionError as error:
+        raise ValueError(str(error)) from None
+
+
+def check_name(name: str) -> str:
+    """Return a name, a path or the text of a URL; as `check_place`, but without reading it."""
+    return _check_url(name) if is_url(name) else check_path(name)
+
+
 Natural = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-File = Annotated[Path, AfterValidator(check_path)]
-NameOrPath = Annotated[str, AfterValidator(check_path)]
-"""A registered name, or a path."""
+File = Annotated[
+    Place, PlainValidator(check_place), PlainSerializer(str, when_used="json", return_type=str)
+]
+"""A path, or the text of a URL."""
+NameOrPath = Annotated[str, AfterValidator(check_name)]
+"""A registered name, a path, or a URL."""
 
 
 def set_dotted(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.dtypes import FLOAT_NAMES, FLOATS, SIZES, Bytes
+from negmerge.checkpoints.remote import local_models
 from negmerge.checkpoints.state_dict import Model, PathLike, check_numpy_holds, tensor_of
 from negmerge.errors import MismatchError, OptionError, quoted
 from negmerge.support.parallel import worker_count
@@ -65,7 +66,7 @@ def apply(
     array([0. , 1. , 1.5], dtype=float32)
 
     Args:
-        base: the file, folder or state dict from which the task vector was made.
+        base: the file, folder or state dict from which the task vector was made; or a URL.
         vector: a TaskVector or a patch file.
         out: a `.safetensors` file, or a folder, which also gets the other files of the base's
             folder (config.json …) and a new README.md. By default the weights are returned.
@@ -83,7 +84,7 @@ def apply(
     tau = _vector(vector)
     if dtype != "keep" and dtype not in FLOAT_NAMES:
         raise OptionError(f"dtype {dtype!r}: wanted keep, {', '.join(FLOAT_NAMES)}")
-    with open_model(base, "base") as model:
+    with open_model(local_models([base], progress)[0], "base") as model:
         _check_belongs(tau, model)
         job = Addition(model, tau, progress or Quiet(), worker_count(workers))
         if out is not None:

@@ -11,14 +11,10 @@ from pathlib import Path
 from negmerge.checkpoints.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, path_within
 from negmerge.checkpoints.dtypes import FLOAT_NAMES, FLOATS, SIZES
 from negmerge.checkpoints.header import MAX_HEADER, build_header
+from negmerge.checkpoints.remote import WEIGHTS
 from negmerge.errors import FileError
 from negmerge.support.files import report_write_errors
 from negmerge.support.reading import open_regular, read_bytes
-
-WEIGHTS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json",
-)  # fmt: skip
-"""Endings of files with weights, which are not copied."""
 
 
 @dataclass

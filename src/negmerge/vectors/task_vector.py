@@ -14,6 +14,7 @@ import numpy as np
 
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.names import component_of, depth_by
+from negmerge.checkpoints.remote import local_model
 from negmerge.checkpoints.state_dict import Model, PathLike, open_checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, quoted
 from negmerge.vectors.entry import Entry, Layout
@@ -76,8 +77,9 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
     @classmethod
     def load(cls, path: PathLike) -> TaskVector:
         """Open a file of `negmerge merge`, `nm.merge` or `save`; tensors are read when needed."""
-        vector = cls(*read_patch(path))
-        vector.path = Path(path)
+        here = local_model(path)
+        vector = cls(*read_patch(here))
+        vector.path = here
         return vector
 
     def save(self, path: PathLike, layout: Layout = "auto") -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.registry import Registry
 from negmerge.support.progress import Progress, Quiet
+from negmerge.support.remote.urls import Place, is_url
 from negmerge.vision.cache import (
     Images,
     cache_folder,
@@ -73,7 +74,7 @@ def resolve(name: str, **overrides: Any) -> Source:
 
 
 def _unregistered(name: str, overrides: dict[str, Any]) -> Source:
-    local = Path(name).expanduser().exists()
+    local = is_url(name) or Path(name).expanduser().exists()
     if not local and (name.startswith(("/", "./", "../", "~")) or name.endswith(".parquet")):
         raise FileError(f"{quoted(name)}: no such file or folder")
     if not local and not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
@@ -91,7 +92,7 @@ def load(
     source: Source,
     split: Literal["train", "test"],
     *,
-    root: Path | None = None,
+    root: Place | None = None,
     revision: str | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
@@ -117,7 +118,7 @@ def load(
             no pixels.
         rows: read and decode only these sorted positions.
     """
-    place = find(source, root, revision)
+    place = find(source, root, revision, progress)
     snapshot = place.snapshot(fresh=False)
     entry = cache_folder(cache) / _entry_name(source, split, snapshot, part, rows)
     made = (entry, source, split, place, snapshot, progress or Quiet(), part, rows)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from negmerge.errors import FileError
 from negmerge.support.parallel import run_in_order, worker_count
 from negmerge.support.progress import Progress, Quiet
+from negmerge.support.remote.urls import Place
 from negmerge.vision.cache import (
     cache_folder,
     new_entry,
@@ -82,7 +83,7 @@ def load_originals(
     source: Source,
     split: Literal["train", "test"],
     *,
-    root: Path | None = None,
+    root: Place | None = None,
     revision: str | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
@@ -93,7 +94,7 @@ def load_originals(
         source, split, root, revision, cache: as in `datasets.load`.
         progress: shows how many pictures are read.
     """
-    place = find(source, root, revision)
+    place = find(source, root, revision, progress)
     snapshot = place.snapshot()
     columns = (source.train, source.test, source.image, source.label)
     digest = snapshot.key(split, columns, VERSION, "originals")

@@ -1,4 +1,4 @@
-"""Locations of data sets: a path, a folder of local copies, this package, or the Hub.
+"""Locations of data sets: a path or URL, a folder of copies, this package, or the Hub.
 
 Only light modules are imported here: opening a cached data set needs its location, not a reader. A
 folder may have a million files. Its snapshot reads the attributes of every file, because those of
@@ -22,6 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from negmerge.errors import FileError, printable, quoted
 from negmerge.support.files import file_digest
+from negmerge.support.progress import Progress
+from negmerge.support.remote.scratch import Wanted, fetch_all
+from negmerge.support.remote.stores import Store
+from negmerge.support.remote.urls import Place, is_url, join, shown
 
 if TYPE_CHECKING:
     from negmerge.vision.source import Source
@@ -150,14 +154,14 @@ class Hub:
     Args:
         name: the name in the recipe.
         id, config, revision: what to download.
-        searched: the local paths where the data set was not found.
+        searched: the paths and URLs where the data set was not found.
     """
 
     name: str
     id: str
     config: str | None
     revision: str | None
-    searched: tuple[Path, ...] = ()
+    searched: tuple[Place, ...] = ()
 
     def __str__(self) -> str:
         return f"huggingface.co/datasets/{printable(self.id)}"
@@ -168,8 +172,15 @@ class Hub:
         return Snapshot(begun.hexdigest(), begun=begun)
 
 
-def find(source: Source, root: Path | None = None, revision: str | None = None) -> Local | Hub:
+def find(
+    source: Source,
+    root: Place | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> Local | Hub:
     """Return the first location that has a data set: path, local copy, package, Hub.
+
+    A data set at a URL is fetched, once for each process.
 
     >>> from negmerge.vision.datasets import resolve
     >>> find(resolve("fashion_small")).path.name
@@ -179,38 +190,62 @@ def find(source: Source, root: Path | None = None, revision: str | None = None) 
 
     Args:
         source: the data set.
-        root: a folder of local copies, `<root>/<name>` or `<root>/<Hub id>`; `NEGMERGE_DATA` names
-            a second one.
+        root: a folder of copies, `<root>/<name>` or `<root>/<Hub id>`, or the URL of one;
+            `NEGMERGE_DATA` names a second one.
         revision: branch, tag or commit on the Hub.
+        progress: shows how much of a data set at a URL has arrived.
     """
     embedded = ASSETS / source.name
-    paths: list[Path] = []
+    paths: list[Place] = []
     if source.hub is None and not embedded.is_dir():
-        paths.append(Path(source.name).expanduser())
-    for folder in _roots(root):
-        paths += [folder / name for name in (source.name, source.hub) if name]
+        paths.append(source.name if is_url(source.name) else Path(source.name).expanduser())
+    for folder in _roots(root) if not is_url(source.name) else ():
+        for name in (source.name, source.hub):
+            if name:
+                paths.append(folder / name if isinstance(folder, Path) else join(folder, name))
     if embedded.is_dir():
         paths.append(embedded)
-    for path in paths:
-        if path.exists():
+    for place in paths:
+        path = place if isinstance(place, Path) else _fetched(place, progress)
+        if path is not None and path.exists():
             inner = path / source.config if source.config else path
             return Local((inner if inner.is_dir() else path).resolve())
     searched = tuple(dict.fromkeys(paths))
     if source.hub is None:
-        places = ", ".join(map(quoted, searched))
+        places = ", ".join(quoted(p if isinstance(p, Path) else shown(p)) for p in searched)
         raise FileError(f"data set {quoted(source.name)}: not found; looked for {places}")
     return Hub(source.name, source.hub, source.config, revision, searched)
 
 
-def _roots(root: Path | None) -> list[Path]:
+def _roots(root: Place | None) -> list[Place]:
     given = {"data.root": root, "NEGMERGE_DATA": os.environ.get("NEGMERGE_DATA")}
-    folders = {name: Path(folder).expanduser() for name, folder in given.items() if folder}
+    folders: dict[str, Place] = {
+        name: folder if is_url(folder) else Path(folder).expanduser()
+        for name, folder in given.items()
+        if folder
+    }
     for name, folder in [*folders.items()][:1]:  # the second folder may be missing
-        if not folder.is_dir():
+        there = folder.is_dir() if isinstance(folder, Path) else Store(folder).kind == "folder"
+        if not there:
+            text = folder if isinstance(folder, Path) else shown(folder)
             raise FileError(
-                f"{quoted(folder)}: no such folder; {name} must name a folder of data sets"
+                f"{quoted(text)}: no such folder; {name} must name a folder of data sets"
             )
     return list(folders.values())
+
+
+_FETCHED: dict[str, Path] = {}
+"""Where the data sets at URLs are on this machine: a run must not see two versions of one."""
+
+
+def _fetched(url: str, progress: Progress | None) -> Path | None:
+    """Return the path of a data set at a URL on this machine; None if there is none."""
+    if url not in _FETCHED:
+        store = Store(url)
+        if store.kind == "missing":
+            return None
+        _FETCHED[url] = fetch_all([Wanted(store, store.files())], progress)[0]
+    return _FETCHED[url]
 
 
 def walk(place: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.support.reading import read_lines
+from negmerge.support.remote.urls import Place
 
 if TYPE_CHECKING:
     from negmerge.vision.datasets import Images
@@ -58,7 +59,7 @@ def listed_positions(train: Images, test: Images, forget: Forget) -> NDArray[np.
     return np.array(sorted(seen), np.int64)
 
 
-def _numbers(lines: Sequence[str], path: Path, size: int) -> list[list[int]]:
+def _numbers(lines: Sequence[str], path: Place, size: int) -> list[list[int]]:
     for number, line in enumerate(lines, 1):
         # int() refuses thousands of digits.
         if not (line.isascii() and line.isdigit() and len(line) < 19 and int(line) < size):
@@ -69,7 +70,7 @@ def _numbers(lines: Sequence[str], path: Path, size: int) -> list[list[int]]:
     return [[int(line)] for line in lines]
 
 
-def _find_ids(lines: Sequence[str], path: Path, train: Images, test: Images) -> list[list[int]]:
+def _find_ids(lines: Sequence[str], path: Place, train: Images, test: Images) -> list[list[int]]:
     if train.ids is None:
         raise OptionError(
             f"{path}: this data set has no ids; set data.id to its column of ids, or list "

@@ -19,12 +19,12 @@ class Limit(Strict):
 
 
 class Data(Strict):
-    """The data set: a registered name, a Hub id, or a local folder or parquet file."""
+    """The data set: a registered name, a Hub id, or a folder or parquet file."""
 
     name: NameOrPath = "fashion_small"
-    """The name, id or path (`negmerge list datasets`)."""
+    """The name, id, path or URL (`negmerge list datasets`)."""
     root: File | None = None
-    """A folder with local copies; the environment variable NEGMERGE_DATA names one, too."""
+    """A folder with copies, or its URL; the environment variable NEGMERGE_DATA names one, too."""
     revision: str | None = None
     """Branch, tag or commit on the Hub; a commit makes a run repeatable."""
     size: Annotated[int, Field(ge=1, le=4096)] | None = None

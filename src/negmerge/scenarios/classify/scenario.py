@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from negmerge.checkpoints.remote import local_model
 from negmerge.errors import FileError, OptionError
 from negmerge.scenarios.base import Given, ToTrain, TrainingSet, Use
 from negmerge.scenarios.classify.settings import ClassifySettings
 from negmerge.scenarios.images import ClassifierScenario
 from negmerge.scenarios.settings import Description, Setup
 from negmerge.support.files import file_digest
+from negmerge.support.remote.urls import is_url
 from negmerge.training.feeds import Feed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.layers import channels_last, final_linear
@@ -44,11 +46,12 @@ class Classify(ClassifierScenario):
             "retrain.weights": settings.retrain and settings.retrain.weights,
         }
         for field, path in given.items():
-            if path is not None and not path.is_file():
+            if path is not None and not is_url(path) and not Path(path).is_file():
                 raise FileError(f"{path}: no such file; wanted a .safetensors file for {field}")
         self.splits  # noqa: B018 (opens the data and cuts it)
         self.check_shown_classes()
-        network = self.model(settings.model.weights)
+        given_weights = settings.model.weights
+        network = self.model(None if given_weights is None else local_model(given_weights))
         shape = (2, self.source.channels, self.source.size, self.source.size)
         try:
             with torch.inference_mode():
@@ -116,7 +119,7 @@ class Classify(ClassifierScenario):
         if weights is not None:
             load_model(weights, network)
         elif model.init is not None:
-            load_model(model.init, network, new_head=final_linear(network)[0])
+            load_model(local_model(model.init), network, new_head=final_linear(network)[0])
         return channels_last(network.to(device))
 
     def original(self) -> ToTrain | Given:

@@ -26,7 +26,7 @@ class Network(Strict):
     name: NameOrPath = "resnet_small"
     """The architecture (`negmerge list models`)."""
     weights: File | None = None
-    """The file of the original model; if None, the run trains it."""
+    """The file of the original model, or its URL; if None, the run trains it."""
     init: File | None = None
     """Weights that training starts from; a final layer of another size starts at random."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from negmerge.checkpoints.checkpoint import Checkpoint, path_within
+from negmerge.checkpoints.remote import OTHER_WEIGHTS
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.scenarios.clip.classifier import TEXT
 from negmerge.scenarios.clip.config import check_config, read_config
@@ -32,6 +33,9 @@ from negmerge.scenarios.clip.transformers_clip import (
     translated,
 )
 from negmerge.support.files import file_digest, write_file
+from negmerge.support.remote.scratch import Wanted, fetch_all
+from negmerge.support.remote.stores import Store
+from negmerge.support.remote.urls import is_url
 from negmerge.training.weights import check_fit, load_tensors, save_tensors
 from negmerge.vision.datasets import CLIP as OPENAI
 from negmerge.vision.decode import Fit, Interpolation
@@ -72,7 +76,7 @@ class ClipSource:
     @cached_property
     def folder(self) -> Path | None:
         """The folder, if `name` is one."""
-        for path in (ASSETS / self.name, Path(self.name).expanduser()):
+        for path in (ASSETS / self.name, self._place(self.name)):
             if any((path / name).is_file() for name in (CONFIG, TRANSFORMERS_CONFIG)):
                 if self.pretrained is not None:
                     raise OptionError(
@@ -80,6 +84,17 @@ class ClipSource:
                     )
                 return path
         return None
+
+    @staticmethod
+    def _place(name: str) -> Path:
+        """The path of a file or folder on this machine; that of a URL is fetched, no pickles."""
+        if not is_url(name):
+            return Path(name).expanduser()
+        store = Store(name)
+        files = store.files(deep=False)
+        if store.kind == "folder":
+            files = [f for f in files if not f.name.endswith(OTHER_WEIGHTS)]
+        return fetch_all([Wanted(store, files, deep=False)])[0]
 
     @property
     def from_transformers(self) -> bool:
@@ -203,7 +218,7 @@ class ClipSource:
                 "`negmerge convert`"
             )
         if self._tag is None:
-            path = Path(self.pretrained or "").expanduser()
+            path = self._place(self.pretrained or "")
             if path.is_file() and path.suffix == ".safetensors":
                 return path
             got = "nothing" if self.pretrained is None else quoted(self.pretrained)

@@ -26,14 +26,14 @@ class ClipModel(Strict):
     """The model: an architecture of open_clip, a folder as open_clip writes it, or `desk_clip`."""
 
     name: NameOrPath = "ViT-B-32"
-    """The name or path."""
+    """The name, path or URL."""
 
 
 class Clip(Strict):
     """A pretrained CLIP model forgets a whole data set (`data`) and keeps another."""
 
     pretrained: NameOrPath | None = None
-    """For an architecture: a tag of open_clip, or a .safetensors file."""
+    """For an architecture: a tag of open_clip, or a .safetensors file or its URL."""
     augmentation: Library = "timm"
     """The library of RandAugment. timm: its training transform, as the authors use it, with m up to
     10; torchvision: its RandAugment after open_clip's crop, with m up to 30."""

@@ -9,6 +9,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from negmerge.cli import main
 from running import negmerge, negmerge_here, start
 
@@ -26,7 +28,7 @@ def words(changes: list[str]) -> list[str]:
 def test_a_run_is_planned_watched_and_finished(tmp_path: Path):
     command = ("unlearn", "demo", "--out", "run", *words(TINY))
     out, _ = negmerge_here(tmp_path, *command, "--dry-run")
-    assert out.startswith("9 steps, 0 of them done; 2 at a time:\n")
+    assert out.startswith("11 steps, 0 of them done; 2 at a time:\n")
     for stage in (
         "trainings of the original and the retrained model: 2",
         "trainings of the pool: 2",
@@ -111,7 +113,8 @@ def test_what_cannot_be_planned_is_one_line(tmp_path: Path, monkeypatch, capsys)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     monkeypatch.chdir(tmp_path)
-    assert main(["unlearn", "demo", "--dry-run", *words(TINY)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["unlearn", "demo", "--dry-run", *words(TINY)])
     err = capsys.readouterr().err
     assert "runs/demo: 1.0 kB free, about " in err
     out, _ = negmerge_here(tmp_path, "status", "nothing", code=2)

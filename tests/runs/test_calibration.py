@@ -65,11 +65,11 @@ def test_the_networks_of_recipes_can_be_measured(name: str):
 
 
 def test_estimates_of_runs_with_one_network_add_up():
-    one = Estimate(1, 2, 3, {"tiny": work_of(nn.Identity(), 8)})
+    one = Estimate(1, 2, 3, 4, {"tiny": work_of(nn.Identity(), 8)})
     both = one + Estimate(
-        1, 5, 1, {"tiny": work_of(nn.Identity(), 8), "other": one.networks["tiny"]}
+        1, 5, 1, 3, {"tiny": work_of(nn.Identity(), 8), "other": one.networks["tiny"]}
     )
-    assert (both.disk, both.memory, both.hours) == (2, 5, 4)
+    assert (both.disk, both.memory, both.hours, both.weights) == (2, 5, 4, 4)
     assert {k: (v.trained, v.scored) for k, v in both.networks.items()} == {
         "tiny": (14400.0, 7200.0),
         "other": (7200.0, 3600.0),

@@ -24,7 +24,7 @@ BFLOAT16, FLOAT16 = 1, 2
 FORMATS = {BFLOAT16: "BF16", FLOAT16: "F16"}
 WORD = ir.IntType(32)
 CONVERTS = "+f16c" in codegen.get_host_cpu_features() and not (
-    config.CPU_NAME or config.CPU_FEATURES
+    getattr(config, "CPU_NAME", None) or getattr(config, "CPU_FEATURES", None)
 )
 """Whether the processor has an instruction for float16, and the compiler may use it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 from negmerge import plugins
 
@@ -28,8 +29,9 @@ def start_compiler() -> None:
     try:
         from numba.core.registry import cpu_target
 
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
+        contexts: list[Any] = [cpu_target.typing_context, cpu_target.target_context]
+        for context in contexts:
+            context.refresh()
     finally:
         for name in hidden:
             del sys.modules[name]

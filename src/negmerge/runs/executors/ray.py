@@ -133,6 +133,7 @@ class RayCluster(Executor):
             self._bridge = spawn.Process(target=bridge, args=(self.job, other, os.getpid()))
             self._bridge.start()
             other.close()
+            content: Any
             try:
                 kind, content = self._pipe.recv()
             except (EOFError, ConnectionError):

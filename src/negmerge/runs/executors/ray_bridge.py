@@ -348,6 +348,7 @@ class Cluster:
     def _look(self) -> None:
         """Wait a moment, then take what workers have to tell."""
         import ray
+        from ray.exceptions import RayError
 
         refs = list(self._references())
         if not refs:
@@ -358,7 +359,7 @@ class Cluster:
         for actor in list(self.actors):
             try:
                 self._take(actor, done)
-            except ray.exceptions.RayError as error:
+            except RayError as error:
                 self._lost(actor, error)
 
     def _references(self) -> Iterator[Any]:

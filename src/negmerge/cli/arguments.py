@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-from negmerge.errors import OptionError
+from negmerge.errors import OptionError, printable, quoted
+
+if TYPE_CHECKING:
+    from negmerge.runs.executors.settings import ExecutorSettings
 
 
 def key_values(pairs: list[str]) -> dict[str, str]:
@@ -22,6 +26,30 @@ def key_values(pairs: list[str]) -> dict[str, str]:
             raise OptionError(f"--option {key}: given twice; remove one")
         found[key] = value
     return found
+
+
+def executor_settings(changes: list[str]) -> ExecutorSettings | None:
+    """Parse the `--set executor.KEY=VALUE` of a verb without a recipe; None if there are none.
+
+    >>> executor_settings(["executor.kind=ray", "executor.address=auto"]).address
+    'auto'
+    """
+    if not changes:
+        return None
+    from pydantic import ValidationError
+
+    from negmerge.runs.executors.settings import ExecutorSettings
+    from negmerge.runs.recipe import change_fields, first_mistake
+
+    for change in changes:
+        if not change.startswith("executor."):
+            raise OptionError(f"--set {quoted(change)}: wanted executor.KEY=VALUE")
+    tree: dict[str, Any] = {}
+    change_fields(tree, changes)
+    try:
+        return ExecutorSettings.model_validate(tree["executor"])
+    except ValidationError as error:
+        raise OptionError(printable(f"--set executor.{first_mistake(error)}")) from None
 
 
 def size(text: str, where: str) -> int:

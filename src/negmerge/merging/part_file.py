@@ -1,0 +1,136 @@
+"""The file with the results of one range of a merge: a zip file with arrays, and facts about them.
+
+The zip file has two members. `arrays` has the bytes of all arrays, one after the other;
+`facts.json` has the facts, and each result with its arrays replaced by their formats and shapes.
+The checksums of the zip file show damage. Equal results give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from negmerge.errors import FileError
+
+ARRAYS, FACTS = "arrays", "facts.json"
+_DAMAGE = (
+    zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What reading a damaged file may raise."""
+
+
+class CannotStore(TypeError):
+    """A result has a part that is neither a number, a text nor a numpy array of numbers."""
+
+
+class PartWriter(ExitStack):
+    """Writes results one by one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     with PartWriter(file.fileno()) as writer:
+    ...         writer.add((3, np.arange(2)))
+    ...         writer.finish({"key": "a"})
+
+    Args:
+        descriptor: an empty file, open for writing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._results: list[Any] = []
+        file = self.enter_context(os.fdopen(descriptor, "wb", closefd=False))
+        self._zip = self.enter_context(zipfile.ZipFile(file, "w"))
+        self._arrays = self.enter_context(self._zip.open(ARRAYS, "w", force_zip64=True))
+
+    def add(self, result: Any) -> None:
+        """Add a result: a number, a text, an array, or a tuple or list of results."""
+        self._results.append(_packed(result, self._arrays))
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Write the facts; nothing can be added afterwards."""
+        self._arrays.close()
+        text = json.dumps({"facts": facts, "results": self._results}, separators=(",", ":"))
+        with self._zip.open(FACTS, "w") as file:
+            file.write(text.encode())
+
+
+class PartFile(ExitStack):
+    """An open part; iterating over it reads its results in order.
+
+    Attributes:
+        facts: the facts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        try:
+            self._zip = self.enter_context(zipfile.ZipFile(path))
+            found = json.loads(self._zip.read(FACTS))
+            self.facts: dict[str, Any] = dict(found["facts"])
+            self._results: list[Any] = list(found["results"])
+        except _DAMAGE as error:
+            self.close()
+            raise _damaged(path) from error
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            with self._zip.open(ARRAYS) as arrays:
+                for result in self._results:
+                    yield _unpacked(result, arrays)
+        except _DAMAGE as error:
+            raise _damaged(self.path) from error
+
+    def is_intact(self) -> bool:
+        """Read the whole file; return whether its checksums are right."""
+        try:
+            return self._zip.testzip() is None
+        except _DAMAGE:
+            return False
+
+
+def _damaged(path: Path) -> FileError:
+    return FileError(f"{path}: is damaged; run the same command again, it is computed again")
+
+
+def _packed(result: Any, file: IO[bytes]) -> Any:
+    """Write the arrays of a result; return the result without them, as JSON values."""
+    if result is None or isinstance(result, bool | int | float | str):
+        return result
+    if isinstance(result, tuple | list):
+        kind = "tuple" if isinstance(result, tuple) else "list"
+        return {kind: [_packed(one, file) for one in result]}
+    if isinstance(result, np.ndarray | np.generic) and result.dtype.kind in "biuf":
+        file.write(np.ascontiguousarray(result).tobytes())
+        kind = "array" if isinstance(result, np.ndarray) else "number"
+        return {kind: [result.dtype.str, *result.shape]}
+    raise CannotStore(type(result).__name__)
+
+
+def _unpacked(value: Any, file: IO[bytes]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind in ("tuple", "list"):
+        found = [_unpacked(one, file) for one in content]
+        return tuple(found) if kind == "tuple" else found
+    dtype, *shape = content
+    nbytes = np.dtype(dtype).itemsize * prod(shape)
+    raw = file.read(nbytes)
+    if len(raw) != nbytes:
+        raise EOFError
+    array = np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
+    return array if kind == "array" else array[()]

@@ -30,7 +30,7 @@ from negmerge.runs.executors.ray import Job, RayCluster
 from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.parts_folder import folder_of, parts_folder, read_state, write_state
 from negmerge.runs.records import Done
-from negmerge.runs.steps import Step
+from negmerge.runs.steps import Needs, Step
 from negmerge.runs.watch import Unit, Watch
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Advance, Progress, Quiet
@@ -160,6 +160,8 @@ def cluster_for(
     Returns:
         The cluster, and a number of ranges that keeps it busy until the end.
     """
+    if workers is not None:
+        worker_count(workers)  # raises for wrong numbers
     folder = folder_of(out).resolve()
     job = Job(LoadedPlugins(), _no_scenario, settings, workers, folder=folder)
     cluster = RayCluster(job, None, progress.note)
@@ -201,6 +203,7 @@ class Range(Step[None]):
     key: str
     out: Path
     title: str
+    needs: Needs
 
     @property
     def label(self) -> str:
@@ -247,10 +250,7 @@ class Parts:
         write_state(self.folder, read_state(self.folder) | {"sums": list(sums)})
 
     def run(self, parts: Sequence[Part], reported: bool = True) -> Iterator[Path]:
-        steps = [
-            Range(part, key, self.folder / f"{key}.part", f"range {k + 1} of {len(parts)}")
-            for k, (part, key) in enumerate((part, part.key) for part in parts)
-        ]
+        steps = [self._step(part, f"range {k + 1} of {len(parts)}") for k, part in enumerate(parts)]
         done = [step.part.is_done(step.out) for step in steps]
         advance = self.progress.advance if reported else _ignore
         for step, is_done in zip(steps, done, strict=True):
@@ -267,6 +267,11 @@ class Parts:
                 watch.finished(position)
                 done[todo[position]] = True
             yield step.out
+
+    def _step(self, part: Part, title: str) -> Range:
+        key, gpus = part.key, 0.0 if part.merge.device == "cpu" else 1.0
+        needs = Needs(gpus, part.merge.max_memory)
+        return Range(part, key, self.folder / f"{key}.part", title, needs)
 
     def _watch(self, steps: Sequence[Range], advance: Advance) -> Watch:
         def changed(one: Unit) -> None:

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -246,6 +248,48 @@ def test_large_results_are_stored_on_disk(tmp_path, monkeypatch):
         tau = merge_on(InProcess(None), base, models, rule, out=tmp_path / "two", ranges=4)
         monkeypatch.undo()
         assert tau.path.read_bytes() == local.read_bytes()
+
+
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+from negmerge.merging.memory import anonymous_memory
+from negmerge.runs.executors import InProcess
+from negmerge.runs.ranges import merge_and_apply_on, merge_on
+
+base, model, out, limit = *map(Path, sys.argv[1:4]), int(sys.argv[4])
+peak = anonymous_memory()
+
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous_memory())
+        time.sleep(0.002)
+
+threading.Thread(target=watch, daemon=True).start()
+given = {"threads": 32, "ranges": 2, "max_memory": limit or None}
+if sys.argv[5] == "model":
+    merge_and_apply_on(InProcess(None), base, [model], -1.0, out, "uniform", **given)
+else:
+    merge_on(InProcess(None), base, [model], "uniform", out=out, **given)
+print(peak)
+"""
+
+
+@pytest.mark.parametrize("kind", ["patch", "model"])
+def test_the_memory_is_bounded(kind, tmp_path):
+    paths = [tmp_path / name for name in ("base", "model", "out.safetensors")]
+    draw = torch.Generator().manual_seed(0)
+    for path in paths[:2]:
+        save_file({"w": torch.randn(16 << 20, generator=draw)}, path)
+
+    def peak(limit: int) -> int:
+        words = [sys.executable, "-c", MEASURE, *map(str, paths), str(limit), kind]
+        return int(subprocess.run(words, check=True, capture_output=True).stdout)
+
+    limit = 140_000_000
+    assert peak(0) > limit  # 32 threads need more
+    assert peak(limit) <= limit
 
 
 # ---------------------------------------------------------------------------------- going on later

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ def parts_folder(out: Path, key: str) -> Iterator[Path]:
                 shutil.rmtree(path, ignore_errors=True)
             raise
         shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # NFS keeps a folder until its lock is released
+        path.rmdir()
 
 
 @contextmanager

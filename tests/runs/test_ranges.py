@@ -161,7 +161,7 @@ def test_a_model_has_the_same_bytes(variant, ranges, dtype, buffers, wanted):
 
 def test_processes_give_the_same_bytes(processes, tmp_path):
     base, models = make_pool(tmp_path)
-    for rule, options in VARIANTS:
+    for rule, options in VARIANTS[::2]:  # every rule, or its first pass
         local = nm.merge(base, models, rule, options, out=tmp_path / "one.safetensors")
         tau = merge_on(
             processes, base, models, rule, options, out=tmp_path / "two.safetensors", ranges=3
@@ -288,7 +288,8 @@ def test_the_memory_is_bounded(kind, tmp_path):
         return int(subprocess.run(words, check=True, capture_output=True).stdout)
 
     limit = 140_000_000
-    assert peak(0) > limit  # 32 threads need more
+    if kind == "patch":
+        assert peak(0) > limit  # 32 threads need more
     assert peak(limit) <= limit
 
 
@@ -388,8 +389,14 @@ def test_killed_workers(tmp_path):
     assert out.read_bytes() == nm.merge(base, models, out=tmp_path / "local").path.read_bytes()
 
 
-@pytest.mark.parametrize("to_model", [False, True])
-def test_damaged_and_foreign_parts_are_computed_again(to_model, tmp_path):
+@pytest.mark.parametrize(
+    ("to_model", "damage"),
+    [
+        *((to_model, how) for to_model in (False, True) for how in ("noise", "cut", "another")),
+        (True, "output"),
+    ],
+)
+def test_a_damaged_or_foreign_part_is_computed_again(to_model, damage, tmp_path):
     base, models = make_pool(tmp_path)
     out = tmp_path / "out.safetensors"
 
@@ -398,25 +405,27 @@ def test_damaged_and_foreign_parts_are_computed_again(to_model, tmp_path):
             return merge_and_apply_on(executor, base, models, -3.0, out, ranges=5).out
         return merge_on(executor, base, models, out=out, ranges=5).path
 
-    whole = run(Counting()).read_bytes()
+    first = Counting()
+    whole = run(first).read_bytes()
     out.unlink()
     with pytest.raises(RuntimeError, match="gone"):
-        run(Counting(fail_at=5))
+        run(Counting(fail_at=len(first.ran)))
     parts = sorted(folder_of(out).glob("*.part"))
-    assert len(parts) == 5
-    if to_model:  # a part whose range of the output was changed
-        changed = folder_of(out) / "output"
-        with changed.open("r+b") as file:
+    assert len(parts) == len(first.ran) > 3
+    if damage == "noise":
+        parts[1].write_bytes(b"damaged")
+    elif damage == "cut":
+        parts[1].write_bytes(parts[1].read_bytes()[:-100])
+    elif damage == "another":
+        parts[1].write_bytes(parts[2].read_bytes())
+    else:
+        with (folder_of(out) / "output").open("r+b") as file:
             file.seek(-5, os.SEEK_END)
             file.write(b"abc")
-    else:
-        parts[3].write_bytes(parts[3].read_bytes()[:-100])
-    parts[0].write_bytes(b"damaged")
-    parts[1].write_bytes(parts[2].read_bytes())
     executor = Counting()
     assert run(executor).read_bytes() == whole
-    assert len(executor.ran) >= 3
-    assert {parts[0].stem, parts[1].stem} <= set(executor.ran)
+    assert len(executor.ran) == 1
+    assert damage == "output" or executor.ran == [parts[1].stem]
 
 
 def test_other_inputs_begin_anew(tmp_path):
@@ -547,8 +556,8 @@ def test_wrong_arguments(tmp_path):
 
 
 def squares(rows, size):
-    deltas = rows[1:, :size].astype(np.float64) - rows[0, :size]
-    return {"squares": (deltas * deltas).sum(1)}  # a part file cannot store a dictionary
+    mean = (rows[1:, :size].astype(np.float64) - rows[0, :size]).mean(0)
+    return {"squares": (mean * mean).sum()}  # a part file cannot store a dictionary
 
 
 @dataclass(frozen=True)
@@ -567,13 +576,13 @@ class Length(FirstPass):
 
 
 @pytest.mark.parametrize("how", ["blocks", "dictionary"])
-def test_a_first_pass_that_others_cannot_compute(how, tmp_path, monkeypatch):
+def test_a_first_pass_that_others_cannot_compute(how, tmp_path):
     @dataclass(frozen=True)
     class Directed(Rule):
         statistics = (TOTAL,)
 
         def first_pass(self):
-            return Length(of="mean" if how == "blocks" else "members", how=how)
+            return Length(of="mean", how=how)
 
         @staticmethod
         def finish(c, total):
@@ -621,5 +630,6 @@ def test_only_the_executor_can_be_set(changes, message, tmp_path, capsys):
     base, models = make_pool(tmp_path)
     words = ["merge", base, *models, "-o", tmp_path / "out"]
     words += [word for change in changes for word in ("--set", change)]
-    assert main([str(word) for word in words]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([str(word) for word in words])
     assert message in capsys.readouterr().err

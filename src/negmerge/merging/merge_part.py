@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock, local
 
-from negmerge.checkpoints.dtypes import NUMPY_TYPES, Bytes
+from negmerge.checkpoints.dtypes import Bytes
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.errors import ValueRangeError
 from negmerge.merging.assembly import NOTHING, Assembly
@@ -20,11 +20,11 @@ from negmerge.merging.engine import Merge, Merged
 from negmerge.merging.first_pass import Floats
 from negmerge.merging.inputs import Inputs
 from negmerge.merging.memory import Budget
-from negmerge.merging.one_pass import MergeAndApply, Passing, Window
+from negmerge.merging.one_pass import MergeAndApply, passing
 from negmerge.merging.part_file import PartFile, PartWriter
 from negmerge.merging.parts import Description, Facts, Part, hash_of
 from negmerge.merging.rule import Numbers, make_rule
-from negmerge.merging.tiles import Segment, segments
+from negmerge.merging.tiles import Segment
 from negmerge.support.files import report_write_errors, write_fully
 from negmerge.support.parallel import run_in_order
 from negmerge.support.progress import Advance, Quiet
@@ -48,19 +48,19 @@ class Target:
 
 @dataclass(frozen=True)
 class MergePart(Part):
-    """The merge of segments `first` to `stop`.
+    """The merge of some segments.
 
     Its results are the pieces of the segments, as tuples. A part with a target writes the sums of
     the segments to the output, and its pieces have no values.
 
     Args:
+        work: name, start, stop and strip of each segment.
         found: what the first pass found for each tensor of the range.
         sums: the sums of the tallies, if they are known.
     """
 
     merge: Description
-    first: int
-    stop: int
+    work: list[tuple[str, int, int, int]]
     nbytes: int
     found: dict[str, Floats] = field(default_factory=dict[str, Floats])
     sums: tuple[int, ...] = ()
@@ -72,9 +72,7 @@ class MergePart(Part):
         if self.target is not None:
             places = {n: [str(p), *more] for n, (p, *more) in self.target.places.items()}
             target = [self.target.scale, places]
-        return hash_of(
-            "merge", self.merge.key, self.first, self.stop, self.found, self.sums, target
-        )
+        return hash_of("merge", self.merge.key, self.work, self.found, self.sums, target)
 
     def fill(self, inputs: Inputs, threads: int, writer: PartWriter, advance: Advance) -> Facts:
         check_device(self.merge.device)
@@ -82,7 +80,8 @@ class MergePart(Part):
         budget = Budget(self.merge.max_memory, Path())  # a folder: memory is bounded
         given = (inputs, rule, "auto", "keep", threads, budget, self.merge.device, Quiet())
         job = _Sums(*given) if self.target else _Pieces(*given)
-        job.work = segments(inputs.merged)[self.first : self.stop]
+        tensors = inputs.base.tensors
+        job.work = [Segment(tensors[name], *place) for name, *place in self.work]
         job.numbers = Numbers(rule, len(inputs.members), self.found, self.sums)
         facts: Facts = {}
         with job.open(self.target):
@@ -137,11 +136,7 @@ class _Pieces(Merge):
         return {"sums": list(self._sums())}
 
     def _work(self) -> Iterator[tuple[Segment, Assembly]]:
-        for segment in self.work:
-            dtype = self.value_dtype(segment.info.name)
-            dense = self.rule.mostly_dense
-            window = Window(self._buffers, NUMPY_TYPES[dtype]) if dense else None
-            yield segment, Passing(segment.info, dtype, window)
+        return passing(self, self.work, self._buffers)
 
     def _segment(self, worker: Worker, work: tuple[Segment, Assembly]) -> Merged:
         segment, assembly, piece = super()._segment(worker, work)
@@ -196,10 +191,7 @@ class _Sums(MergeAndApply):
         return {"sums": list(self._sums()), "written": sorted(self._written)} | counts
 
     def _work(self) -> Iterator[tuple[Segment, Assembly]]:
-        own = {(segment.info.name, segment.start) for segment in self.work}
-        for segment, assembly in super()._work():
-            if (segment.info.name, segment.start) in own:
-                yield segment, assembly
+        return passing(self, self.work, self._buffers)
 
     def _raise_not_finite(self, info: TensorInfo) -> None:
         raise _NotFinite(info.name)

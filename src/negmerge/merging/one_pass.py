@@ -132,6 +132,21 @@ class Passing(Assembly):
         return Entry(self.info.shape, self.dtype, sum(piece.nonzero for piece in self.pieces))
 
 
+def passing(
+    job: Merge, work: Sequence[Segment], buffers: local
+) -> Iterator[tuple[Segment, Passing]]:
+    """Yield segments, each with the result of its tensor, whose values are not kept."""
+    own: Passing | None = None
+    for segment in work:
+        if own is None or own.info != segment.info:
+            dtype = job.value_dtype(segment.info.name)
+            dense = job.rule.mostly_dense
+            own = Passing(
+                segment.info, dtype, Window(buffers, NUMPY_TYPES[dtype]) if dense else None
+            )
+        yield segment, own
+
+
 class MergeAndApply(Merge):
     """A merge whose segments are added to the base; `output.Job` for `write_model`."""
 
@@ -177,14 +192,7 @@ class MergeAndApply(Merge):
     # ------------------------------------------------------------------------------------ segments
 
     def _work(self) -> Iterator[tuple[Segment, Assembly]]:
-        passing: Passing | None = None
-        for segment in segments(self.inputs.merged):
-            if segment.start == 0 or passing is None:
-                dtype = self.value_dtype(segment.info.name)
-                dense = self.rule.mostly_dense
-                window = Window(self._buffers, NUMPY_TYPES[dtype]) if dense else None
-                passing = Passing(segment.info, dtype, window)
-            yield segment, passing
+        return passing(self, segments(self.inputs.merged), self._buffers)
 
     def _segment(self, worker: Worker, work: tuple[Segment, Assembly]) -> Merged:
         segment, assembly, piece = super()._segment(worker, work)

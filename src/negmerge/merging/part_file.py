@@ -108,8 +108,6 @@ def _damaged(path: Path) -> FileError:
 
 def _packed(result: Any, file: IO[bytes]) -> Any:
     """Write the arrays of a result; return the result without them, as JSON values."""
-    if result is None or isinstance(result, bool | int | float | str):
-        return result
     if isinstance(result, tuple | list):
         kind = "tuple" if isinstance(result, tuple) else "list"
         return {kind: [_packed(one, file) for one in result]}
@@ -117,6 +115,8 @@ def _packed(result: Any, file: IO[bytes]) -> Any:
         file.write(np.ascontiguousarray(result).tobytes())
         kind = "array" if isinstance(result, np.ndarray) else "number"
         return {kind: [result.dtype.str, *result.shape]}
+    if result is None or isinstance(result, bool | int | float | str):
+        return result
     raise CannotStore(type(result).__name__)
 
 

@@ -104,7 +104,8 @@ class PartedMerge(Merge):
             names = list(dict.fromkeys(segment.info.name for segment in every[first:stop]))
             found = {name: numbers.first[name] for name in names if name in numbers.first}
             given = (sum(sizes[first:stop]), found, numbers.sums, self._target(names))
-            parts.append(MergePart(self.description, first, stop, *given))
+            work = [(s.info.name, s.start, s.stop, s.strip) for s in every[first:stop]]
+            parts.append(MergePart(self.description, work, *given))
         return parts
 
     def _target(self, names: list[str]) -> Target | None:

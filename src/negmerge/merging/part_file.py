@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from negmerge.errors import FileError
 
@@ -108,29 +109,33 @@ def _damaged(path: Path) -> FileError:
 
 def _packed(result: Any, file: IO[bytes]) -> Any:
     """Write the arrays of a result; return the result without them, as JSON values."""
+    kind = type(result).__name__
     if isinstance(result, tuple | list):
-        kind = "tuple" if isinstance(result, tuple) else "list"
-        return {kind: [_packed(one, file) for one in result]}
-    if isinstance(result, np.ndarray | np.generic) and result.dtype.kind in "biuf":
-        file.write(np.ascontiguousarray(result).tobytes())
+        some = cast("Sequence[Any]", result)
+        return {"tuple" if isinstance(result, tuple) else "list": [_packed(x, file) for x in some]}
+    if isinstance(result, np.ndarray | np.generic):
+        array: NDArray[Any] = np.asarray(cast("Any", result))
+        if array.dtype.kind not in "biuf":
+            raise CannotStore(kind)
+        file.write(array.tobytes())
         kind = "array" if isinstance(result, np.ndarray) else "number"
-        return {kind: [result.dtype.str, *result.shape]}
+        return {kind: [array.dtype.str, *array.shape]}
     if result is None or isinstance(result, bool | int | float | str):
         return result
-    raise CannotStore(type(result).__name__)
+    raise CannotStore(kind)
 
 
 def _unpacked(value: Any, file: IO[bytes]) -> Any:
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
+    kind, content = next(iter(cast("dict[str, list[Any]]", value).items()))
     if kind in ("tuple", "list"):
         found = [_unpacked(one, file) for one in content]
         return tuple(found) if kind == "tuple" else found
-    dtype, *shape = content
-    nbytes = np.dtype(dtype).itemsize * prod(shape)
+    dtype, shape = np.dtype(str(content[0])), tuple(map(int, content[1:]))
+    nbytes = dtype.itemsize * prod(shape)
     raw = file.read(nbytes)
     if len(raw) != nbytes:
         raise EOFError
-    array = np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
+    array = np.frombuffer(raw, dtype).reshape(shape)
     return array if kind == "array" else array[()]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from negmerge.checkpoints.dtypes import SIZES
 from negmerge.errors import FileError
@@ -104,7 +106,8 @@ def hash_of(*parts: object) -> str:
 
     def content(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return [value.dtype.str, list(value.shape), value.tobytes().hex()]
+            array = cast("NDArray[Any]", value)
+            return [array.dtype.str, list(array.shape), array.tobytes().hex()]
         return value.hex() if isinstance(value, bytes) else str(value)
 
     text = json.dumps(parts, sort_keys=True, default=content)
@@ -117,14 +120,15 @@ def cut(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
     >>> cut([4, 1, 1, 1, 1], 2)
     [(0, 1), (1, 5)]
     """
-    ends = np.cumsum(np.maximum(np.array(sizes, np.float64), 1e-9))
-    wanted = ends[-1] * np.arange(1, count) / count
-    # The end that is nearest to each wanted place.
-    after = np.searchsorted(ends, wanted)
-    before = np.maximum(after - 1, 0)
-    nearest = np.where(wanted - ends[before] < ends[after] - wanted, before, after) + 1
-    places = sorted({0, len(sizes), *map(int, nearest)})
-    return list(pairwise(places))
+    ends = list(accumulate(sizes))
+    places = {0, len(sizes)}
+    for k in range(1, count):
+        # The range ends before or after the element in which it should end.
+        wanted = ends[-1] * k / count
+        after = bisect_left(ends, wanted)
+        before = ends[after] - sizes[after]
+        places.add(after if wanted - before < ends[after] - wanted else after + 1)
+    return list(pairwise(sorted(places)))
 
 
 class Part(ABC):

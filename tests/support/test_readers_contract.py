@@ -41,6 +41,12 @@ ALLOWED = {
     ("vision/cache.py", "np.load"): "arrays of the cache, without pickles",
     ("vision/decode.py", "Image.open"): "bytes that `read_bytes` gave",
     ("vision/decode.py", "fsspec.open"): "pictures on the Hub",
+    ("merging/merge_part.py", "os.open"): "opens what is written",
+    ("merging/part_file.py", "os.fdopen"): "of `open_regular`, and what is written",
+    (
+        "merging/part_file.py",
+        "self._zip.open",
+    ): "a part of a file of `open_regular`, not compressed",
     ("merging/memory.py", "np.memmap"): "memory on disk, made there",
     ("merging/memory.py", "STATUS.read_text"): "the system's own",
     ("support/jit.py", "Path(path).read_bytes"): "the source of a rule",

@@ -84,7 +84,7 @@ class MergePart(Part):
         job.work = [Segment(tensors[name], *place) for name, *place in self.work]
         job.numbers = Numbers(rule, len(inputs.members), self.found, self.sums)
         facts: Facts = {}
-        with job.open(self.target):
+        with job.output(self.target):
             try:
                 for segment, _, piece in job.pieces():
                     values = (piece.nonzero, piece.mask, piece.values)
@@ -124,7 +124,7 @@ class _Pieces(Merge):
         self._workers: list[Worker] = []
         self._buffers = local()
 
-    def open(self, target: Target | None) -> ExitStack:
+    def output(self, target: Target | None) -> ExitStack:
         """Prepare the output."""
         return ExitStack()
 
@@ -156,7 +156,7 @@ class _Sums(MergeAndApply):
 
     work: list[Segment]
 
-    def open(self, target: Target | None) -> ExitStack:
+    def output(self, target: Target | None) -> ExitStack:
         """Open the files of the output; they are flushed to the disk when they are closed."""
         assert target is not None
         self.scale, self.changes = target.scale, Counter[str]()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import FileError
+from negmerge.support.reading import open_regular, parse_json_value
 
 ARRAYS, FACTS = "arrays", "facts.json"
 _DAMAGE = (
@@ -75,12 +76,15 @@ class PartFile(ExitStack):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
+        file = self.enter_context(os.fdopen(open_regular(path), "rb"))
         try:
-            self._zip = self.enter_context(zipfile.ZipFile(path))
-            found = json.loads(self._zip.read(FACTS))
+            self._zip = self.enter_context(zipfile.ZipFile(file))
+            if any(one.compress_type != zipfile.ZIP_STORED for one in self._zip.infolist()):
+                raise zipfile.BadZipFile  # a small file could expand to a huge one
+            found = parse_json_value(self._zip.read(FACTS), path, FACTS, infinite=True)
             self.facts: dict[str, Any] = dict(found["facts"])
             self._results: list[Any] = list(found["results"])
-        except _DAMAGE as error:
+        except (*_DAMAGE, FileError) as error:
             self.close()
             raise _damaged(path) from error
 

@@ -68,7 +68,7 @@ class Description:
         rule = [self.rule, self.options, self.buffers, self.made_with]
         return hash_of(paths, self.stamps, *rule)
 
-    def open(self) -> Inputs:
+    def inputs(self) -> Inputs:
         """Open the models, and check that they are those of the process that made this."""
         inputs = Inputs(self.base, self.members, self.buffers, True, is_sorted=True)
         for model, stamps in zip(inputs.models, self.stamps, strict=True):
@@ -153,7 +153,7 @@ class Part(ABC):
 
     def run(self, out: Path, threads: int, advance: Advance) -> None:
         """Compute the results and write the part file; call `advance` with bytes that were read."""
-        with self.merge.open() as inputs:
+        with self.merge.inputs() as inputs:
             threads = Budget(self.merge.max_memory, out.parent).workers(threads)
             with atomic_file(out) as descriptor, PartWriter(descriptor) as writer:
                 facts = self.fill(inputs, threads, writer, advance)

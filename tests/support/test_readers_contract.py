@@ -48,6 +48,12 @@ ALLOWED = {
     ("runs/executors/ray_bridge.py", "os.open"): "opens what is written",
     ("runs/executors/ray_bridge.py", "probe.read_bytes"): "what the driver has just written",
     ("runs/executors/worker.py", "self.path.open"): "opens what is written",
+    ("merging/merge_part.py", "os.open"): "opens what is written",
+    ("merging/part_file.py", "os.fdopen"): "of `open_regular`, and what is written",
+    (
+        "merging/part_file.py",
+        "self._zip.open",
+    ): "a part of a file of `open_regular`, not compressed",
     ("merging/memory.py", "np.memmap"): "memory on disk, made there",
     ("merging/memory.py", "STATUS.read_text"): "the system's own",
     ("support/jit.py", "Path(path).read_bytes"): "the source of a rule",

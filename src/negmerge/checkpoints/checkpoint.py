@@ -93,6 +93,10 @@ class Checkpoint:
         """Device and inode of each file: equal for checkpoints that are the same files."""
         return tuple((s.st_dev, s.st_ino) for s in map(os.stat, self.files))
 
+    def stamps(self) -> list[tuple[int, int]]:
+        """The size of each file, and the time of its last change in nanoseconds, when opened."""
+        return list(self._stats)
+
     def read_into(self, info: TensorInfo, start: int, buffer: Bytes) -> None:
         """Fill a buffer with the bytes of a tensor from byte `start` on."""
         view = buffer.data

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from negmerge.errors import OptionError
+from negmerge.errors import OptionError, printable, quoted
 from negmerge.support.remote.urls import Place, is_url
+
+if TYPE_CHECKING:
+    from negmerge.runs.executors.settings import ExecutorSettings
 
 
 def key_values(pairs: list[str]) -> dict[str, str]:
@@ -33,6 +37,30 @@ def place(text: str) -> Place:
     (PosixPath('pool/a.safetensors'), 's3://bucket/a.safetensors')
     """
     return text if is_url(text) else Path(text)
+
+
+def executor_settings(changes: list[str]) -> ExecutorSettings | None:
+    """Parse the `--set executor.KEY=VALUE` of a verb without a recipe; None if there are none.
+
+    >>> executor_settings(["executor.kind=ray", "executor.address=auto"]).address
+    'auto'
+    """
+    if not changes:
+        return None
+    from pydantic import ValidationError
+
+    from negmerge.runs.executors.settings import ExecutorSettings
+    from negmerge.runs.recipe import change_fields, first_mistake
+
+    for change in changes:
+        if not change.startswith("executor."):
+            raise OptionError(f"--set {quoted(change)}: wanted executor.KEY=VALUE")
+    tree: dict[str, Any] = {}
+    change_fields(tree, changes)
+    try:
+        return ExecutorSettings.model_validate(tree["executor"])
+    except ValidationError as error:
+        raise OptionError(printable(f"--set executor.{first_mistake(error)}")) from None
 
 
 def size(text: str, where: str) -> int:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from math import copysign
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.filesize import decimal
 
-from negmerge.cli.app import Flag, Given, Json, Options, Out, app
-from negmerge.cli.arguments import key_values, place, signed_scale, size
+from negmerge.cli.app import Flag, Given, Json, Options, Out, Set, app
+from negmerge.cli.arguments import executor_settings, key_values, place, signed_scale, size
 from negmerge.errors import OptionError, printable
 from negmerge.support.compiler import start_compiler
-from negmerge.support.progress import make_progress
+from negmerge.support.progress import Progress, make_progress
 from negmerge.support.terminal import print_result, print_tables, print_warning
 
 if TYPE_CHECKING:
+    from negmerge.runs.executors.settings import ExecutorSettings
     from negmerge.vectors.output import Applied
+    from negmerge.vectors.task_vector import TaskVector
 
 
 @app.command
@@ -42,6 +47,7 @@ def merge(
     device: str = "cpu",
     digest: Flag = False,
     allow_duplicates: Flag = False,
+    set_: Set = None,
     dry_run: Flag = False,
     json_: Json = False,
 ) -> None:
@@ -61,11 +67,15 @@ def merge(
         add: λ ≥ 0: write the model θ + λτ in one pass, and no patch.
         dtype: The format of the float tensors of the model.
         shard_size: Write the model as shards of at most this size, such as 5GB, with an index.
-        workers: The number of threads; by default one per core.
-        max_memory: The memory that the process may use, such as 500MB or 2GiB.
+        workers: The number of threads, by default one per core; on a cluster the number of ranges
+            at a time, by default one per machine.
+        max_memory: The memory that the process, or each process of a cluster, may use, such as
+            500MB or 2GiB.
         device: The device that computes: cpu or cuda.
         digest: Record SHA-256 of every input file.
         allow_duplicates: Accept models with the same weights.
+        set_: executor.kind=ray merges on a Ray cluster whose machines see all files;
+            executor.address and other fields of the executor say which; may be repeated.
         dry_run: Write no patch; merge a small part to tell the bytes, the memory and the seconds.
         json_: Print progress and result as JSON lines.
     """
@@ -73,6 +83,7 @@ def merge(
     start_compiler()
     base_place, pool = place(base), [*map(place, models)]
     limit = None if max_memory is None else size(max_memory, "--max-memory")
+    settings = executor_settings(set_ or [])
     if negate is not None or add is not None:
         scale = signed_scale(negate, add)
         given = {"--layout": layout != "auto", "--values": values != "keep", "--digest": digest}
@@ -82,10 +93,11 @@ def merge(
                 raise OptionError(
                     f"{option_name}: is for patches, and --negate and --add write none; remove it"
                 )
-        from negmerge.merging.one_pass import merge_and_apply
-
-        with make_progress("json" if json_ else "auto") as progress:
-            done = merge_and_apply(
+        with (
+            make_progress("json" if json_ else "auto") as progress,
+            _on(settings, out, workers, progress) as (_, run_and_apply, where),
+        ):
+            done = run_and_apply(
                 base_place,
                 pool,
                 scale,
@@ -95,11 +107,11 @@ def merge(
                 dtype=dtype,
                 shard_size=None if shard_size is None else size(shard_size, "--shard-size"),
                 buffers=buffers,
-                workers=workers,
                 max_memory=limit,
                 device=device,
                 allow_duplicates=allow_duplicates,
                 progress=progress,
+                **where,
             )
         _show_applied(done, scale, begun, json_)
         return
@@ -107,7 +119,6 @@ def merge(
         raise OptionError("--dtype, --shard-size: are for models; add --negate λ or --add λ")
     from negmerge.checkpoints.checkpoint import Checkpoint
     from negmerge.checkpoints.remote import expand
-    from negmerge.merging.engine import merge as run
     from negmerge.merging.estimate import estimate
     from negmerge.vectors.values import loss_text
 
@@ -132,7 +143,10 @@ def merge(
             json_,
         )
         return
-    with make_progress("json" if json_ else "auto") as progress:
+    with (
+        make_progress("json" if json_ else "auto") as progress,
+        _on(settings, out, workers, progress) as (run, _, where),
+    ):
         tau = run(
             base_place,
             pool,
@@ -142,12 +156,12 @@ def merge(
             buffers=buffers,
             layout=layout,
             values=values,
-            workers=workers,
             max_memory=limit,
             device=device,
             allow_duplicates=allow_duplicates,
             digest=digest,
             progress=progress,
+            **where,
         )
     with Checkpoint(base_place) as model:
         base_bytes = model.nbytes
@@ -183,6 +197,25 @@ def merge(
         )
     if not tau.nonzero:
         print_warning("the patch has only zeros; applying it changes nothing")
+
+
+@contextmanager
+def _on(
+    settings: ExecutorSettings | None, out: Path, workers: int | None, progress: Progress
+) -> Iterator[tuple[Callable[..., TaskVector], Callable[..., Applied], dict[str, Any]]]:
+    """The functions that merge in this process or on a cluster, and their last arguments."""
+    if settings is None or settings.kind == "local":
+        from negmerge.merging.engine import merge as run
+        from negmerge.merging.one_pass import merge_and_apply
+
+        yield run, merge_and_apply, {"workers": workers}
+        return
+    from negmerge.runs.ranges import cluster_for, merge_and_apply_on, merge_on
+
+    cluster, ranges = cluster_for(out, settings, workers, progress)
+    with cluster:
+        given = partial(merge_on, cluster), partial(merge_and_apply_on, cluster)
+        yield *given, {"ranges": ranges}
 
 
 @app.command

@@ -43,6 +43,8 @@ SHARED = (
 )
 """The remedy for a state dict that is the same as another."""
 Entries = Iterator[tuple[str, Entry]]
+Merged = tuple[Segment, Assembly, Piece]
+"""A segment, the tensor that it is a part of, and its result."""
 T = TypeVar("T")
 
 
@@ -108,11 +110,7 @@ def merge(
         job = Merge(inputs, chosen, layout, values, threads, budget, device, progress or Quiet())
         if path is None:
             return TaskVector(job.store(dict), job.origin(digest))
-        if any(same_file(path, source) for model in inputs.models for source in model.sources):
-            raise FileError(f"{path}: is also an input; name another output")
-        with new_patch_file(path) as descriptor:
-            _write(job, descriptor, digest)
-    return TaskVector.load(path)
+        return write_patch(job, path, digest)
 
 
 def _all_options(
@@ -132,8 +130,16 @@ def _all_options(
     return {**options, **keywords}
 
 
+def write_patch(job: Merge, path: Path, digest: bool) -> TaskVector:
+    """Write a patch while merging; with `digest`, record the SHA-256 of all files."""
+    if any(same_file(path, source) for model in job.inputs.models for source in model.sources):
+        raise FileError(f"{path}: is also an input; name another output")
+    with new_patch_file(path) as descriptor:
+        _write(job, descriptor, digest)
+    return TaskVector.load(path)
+
+
 def _write(job: Merge, descriptor: int, digest: bool) -> None:
-    """Write a patch while merging."""
     tensors = {i.name: (job.value_dtype(i.name), i.shape) for i in job.inputs.merged}
     kept = [info.name for info in job.inputs.kept]
     members = [model.path.name for model in job.inputs.models]
@@ -178,8 +184,7 @@ class Merge:
         taken = take(self.entries())
         assert self.numbers is not None
         used = self.numbers.final_constants()
-        tallies = [worker.tally for worker in self._workers]
-        self.numbers = replace(self.numbers, sums=tuple(map(int, np.sum(tallies, axis=0))))
+        self.numbers = replace(self.numbers, sums=self._sums())
         return taken if self.numbers.final_constants() == used else take(self.entries())
 
     def entries(self) -> Entries:
@@ -190,17 +195,14 @@ class Merge:
         self._workers: list[Worker] = []
         self.rounding = Rounding(self.values, self.layout, self.budget.allocate)
         if self.numbers is None:
-            first = run_first_pass(self.rule.first_pass(), self.inputs, self.workers, self.progress)
-            self.numbers = Numbers(self.rule, self.n, first)
+            self.numbers = self._first_numbers()
         self.progress.stage("merging", self.inputs.nbytes)
-        finished = run_in_order(self._work(), self._segment, self._new_worker, self.workers)
-        for segment, assembly, piece in finished:
+        for segment, assembly, piece in self._pieces():
             name = segment.info.name
             self.checksums[name] += piece.checksums
             self.dissent += piece.dissent
             self.sampled += piece.sampled
             assembly.pieces.append(piece)
-            self.progress.advance(self.inputs.bytes_of(name, segment.size))
             if segment.stop == segment.info.elements:
                 yield name, self.rounding.rounded(name, assembly.entry())
         for info in self.inputs.kept:
@@ -238,6 +240,23 @@ class Merge:
 
     # ------------------------------------------------------------------------------------ segments
 
+    def _first_numbers(self) -> Numbers:
+        """Return what is known before the merge."""
+        first = run_first_pass(self.rule.first_pass(), self.inputs, self.workers, self.progress)
+        return Numbers(self.rule, self.n, first)
+
+    def _pieces(self) -> Iterator[Merged]:
+        """Merge all segments, and yield them in order; report the progress."""
+        for merged in run_in_order(self._work(), self._segment, self._new_worker, self.workers):
+            yield merged
+            segment = merged[0]
+            self.progress.advance(self.inputs.bytes_of(segment.info.name, segment.size))
+
+    def _sums(self) -> tuple[int, ...]:
+        """Return the sums of the tallies over all segments."""
+        tallies = [worker.tally for worker in self._workers]
+        return tuple(map(int, np.sum(tallies, axis=0)))
+
     def _work(self) -> Iterator[tuple[Segment, Assembly]]:
         assembly: Assembly | None = None
         for segment in segments(self.inputs.merged):
@@ -252,9 +271,7 @@ class Merge:
         self._workers.append(worker)
         return worker
 
-    def _segment(
-        self, worker: Worker, work: tuple[Segment, Assembly]
-    ) -> tuple[Segment, Assembly, Piece]:
+    def _segment(self, worker: Worker, work: tuple[Segment, Assembly]) -> Merged:
         segment, assembly = work
         assert self.numbers is not None
         if assembly.whole is None:

@@ -36,6 +36,10 @@ class Inputs(ExitStack):
 
     The models are sorted by their content: sums are the same bit for bit in whatever order the
     models were listed. The arguments are those of `merge`.
+
+    Args:
+        is_sorted: whether the models are listed in the order of `members`, because another process
+            has sorted them.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Inputs(ExitStack):
         buffers: Buffers = "keep",
         allow_duplicates: bool = False,
         progress: Progress | None = None,
+        is_sorted: bool = False,
     ) -> None:
         if isinstance(models, str | os.PathLike | Mapping):
             raise OptionError("models: got one model, wanted a list of models; put it in brackets")
@@ -70,7 +75,7 @@ class Inputs(ExitStack):
             for k, model in enumerate(found):
                 place = f"pool[{k}] {model.path}" if model.files else str(model.path)
                 check_fits(self.base, model, place)
-            self.members = _by_content(found)
+            self.members = found if is_sorted else _by_content(found)
             self.merged: list[TensorInfo] = []
             """The tensors to merge, sorted by name."""
             self.kept: list[TensorInfo] = []

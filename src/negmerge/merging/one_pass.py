@@ -25,7 +25,7 @@ from negmerge.checkpoints.state_dict import Model, PathLike
 from negmerge.errors import OptionError, ValueRangeError
 from negmerge.merging.assembly import NOTHING, Assembly, Piece
 from negmerge.merging.computation import Worker, check_device
-from negmerge.merging.engine import Entries, Merge
+from negmerge.merging.engine import Entries, Merge, Merged
 from negmerge.merging.inputs import Buffers, Inputs
 from negmerge.merging.memory import Budget
 from negmerge.merging.rule import make_rule
@@ -85,10 +85,7 @@ def merge_and_apply(
         allow_duplicates: accept models with the same content.
         progress: reports the progress.
     """
-    if dtype != "keep" and dtype not in FLOAT_NAMES:
-        raise OptionError(f"dtype {dtype!r}: wanted keep, {', '.join(FLOAT_NAMES)}")
-    if not np.isfinite(scale):
-        raise ValueRangeError(f"scale {scale}: wanted a finite number")
+    check_output_options(scale, dtype)
     chosen = make_rule(rule, options or {})
     check_device(device)
     path = Path(out)
@@ -100,6 +97,14 @@ def merge_and_apply(
         )
         job.scale, job.given = float(scale), {"--buffers": buffers} if buffers == "merge" else {}
         return write_model(job, path, dtype, shard_size)
+
+
+def check_output_options(scale: float, dtype: str) -> None:
+    """Raise for a scale or a format that no model can be written with."""
+    if dtype != "keep" and dtype not in FLOAT_NAMES:
+        raise OptionError(f"dtype {dtype!r}: wanted keep, {', '.join(FLOAT_NAMES)}")
+    if not np.isfinite(scale):
+        raise ValueRangeError(f"scale {scale}: wanted a finite number")
 
 
 class Window:
@@ -127,6 +132,21 @@ class Passing(Assembly):
         return Entry(self.info.shape, self.dtype, sum(piece.nonzero for piece in self.pieces))
 
 
+def passing(
+    job: Merge, work: Sequence[Segment], buffers: local
+) -> Iterator[tuple[Segment, Passing]]:
+    """Yield segments, each with the result of its tensor, whose values are not kept."""
+    own: Passing | None = None
+    for segment in work:
+        if own is None or own.info != segment.info:
+            dtype = job.value_dtype(segment.info.name)
+            dense = job.rule.mostly_dense
+            own = Passing(
+                segment.info, dtype, Window(buffers, NUMPY_TYPES[dtype]) if dense else None
+            )
+        yield segment, own
+
+
 class MergeAndApply(Merge):
     """A merge whose segments are added to the base; `output.Job` for `write_model`."""
 
@@ -147,14 +167,14 @@ class MergeAndApply(Merge):
         self._formats, self._put = formats, put
         entries = self.store(dict)
         self.tau = TaskVector(entries, self.origin(digest=False), self.scale)
-        self.changed = self._changes.total()
+        self.changed = self.changes.total()
         for name, entry in entries.items():
-            if self.scale and (lost := entry.nonzero - self._changes[name]):
+            if self.scale and (lost := entry.nonzero - self.changes[name]):
                 self.lost[formats[name]] = self.lost.get(formats[name], 0) + lost
 
     def entries(self) -> Entries:
         """Merge all tensors; what an earlier call counted is forgotten."""
-        self._changes: Counter[str] = Counter()
+        self.changes: Counter[str] = Counter()
         self.clamped = 0
         return super().entries()
 
@@ -172,18 +192,9 @@ class MergeAndApply(Merge):
     # ------------------------------------------------------------------------------------ segments
 
     def _work(self) -> Iterator[tuple[Segment, Assembly]]:
-        passing: Passing | None = None
-        for segment in segments(self.inputs.merged):
-            if segment.start == 0 or passing is None:
-                dtype = self.value_dtype(segment.info.name)
-                dense = self.rule.mostly_dense
-                window = Window(self._buffers, NUMPY_TYPES[dtype]) if dense else None
-                passing = Passing(segment.info, dtype, window)
-            yield segment, passing
+        return passing(self, segments(self.inputs.merged), self._buffers)
 
-    def _segment(
-        self, worker: Worker, work: tuple[Segment, Assembly]
-    ) -> tuple[Segment, Assembly, Piece]:
+    def _segment(self, worker: Worker, work: tuple[Segment, Assembly]) -> Merged:
         segment, assembly, piece = super()._segment(worker, work)
         entry = None
         if piece.nonzero:
@@ -207,7 +218,7 @@ class MergeAndApply(Merge):
         done = own.adder.add(part, entry, raw, dtype, self.scale)
         self._put(info.name, start * SIZES[dtype], done.raw)
         with self._lock:
-            self._changes[info.name] += done.changed
+            self.changes[info.name] += done.changed
             self.clamped += done.clamped
 
     def _read_kept(self, info: TensorInfo) -> None:

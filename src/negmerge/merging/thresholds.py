@@ -135,6 +135,26 @@ def _number(bits: int) -> float:
     return float(np.uint64(bits).view(np.float64))
 
 
+@dataclass(frozen=True)
+class _Gather:
+    """Counts the magnitudes of a range and collects those between bounds; see `gather`.
+
+    An object and no closure, so that processes on other machines can get it.
+    """
+
+    mean: bool
+    wanted: NDArray[np.bool_]
+    low: Floats
+    high: Floats
+
+    def __call__(self, rows: NDArray[Any], size: int) -> tuple[Counts, list[Floats]]:
+        width = self.wanted.size
+        counts, sizes = np.zeros((width, 3), np.int64), np.zeros(width, np.int64)
+        between = np.empty((width, size))
+        gather(rows, self.mean, size, self.wanted, self.low, self.high, counts, between, sizes)
+        return counts, [between[g, : sizes[g]].copy() for g in range(width)]
+
+
 def _search(changes: Changes, searches: list[Search], work: list[Segment] | None) -> None:
     """Do one pass over the vectors for all searches that have not ended.
 
@@ -143,14 +163,7 @@ def _search(changes: Changes, searches: list[Search], work: list[Segment] | None
     low = np.array([search.low for search in searches], np.uint64).view(np.float64)
     high = np.array([search.high for search in searches], np.uint64).view(np.float64)
     wanted = np.array([search.found is None for search in searches])
-
-    def run(rows: NDArray[Any], size: int) -> tuple[Counts, list[Floats]]:
-        counts, sizes = np.zeros((changes.width, 3), np.int64), np.zeros(changes.width, np.int64)
-        between = np.empty((changes.width, size))
-        gather(rows, changes.mean, size, wanted, low, high, counts, between, sizes)
-        return counts, [between[g, : sizes[g]].copy() for g in range(changes.width)]
-
-    for counts, between in changes.each(run, work):
+    for counts, between in changes.each(_Gather(changes.mean, wanted, low, high), work):
         for search, own, some in zip(searches, counts, between, strict=True):
             search.add(own, some)
     for search in searches:
@@ -170,7 +183,9 @@ def _bounds(changes: Changes, rank: int) -> list[tuple[int, int]]:
         for j, start in enumerate(range(s.start, s.stop, STRIP))
         if (s.strip + j) % every == 0
     ]
-    values = np.concatenate(list(changes.each(partial(_magnitudes, changes), sample)), axis=1)
+    values = np.concatenate(
+        list(changes.each(partial(_magnitudes, changes.mean, changes.width), sample)), axis=1
+    )
     size = values.shape[1]
     share = rank / changes.elements
     first = max(0, int((share - MARGIN) * size) - 1)
@@ -187,9 +202,9 @@ def _bounds(changes: Changes, rank: int) -> list[tuple[int, int]]:
     return list(zip(low.view(np.uint64).tolist(), high.view(np.uint64).tolist(), strict=True))
 
 
-def _magnitudes(changes: Changes, rows: NDArray[Any], size: int) -> Floats:
+def _magnitudes(mean: bool, width: int, rows: NDArray[Any], size: int) -> Floats:
     """Return a row for each member, or one for the mean."""
-    values = np.empty((changes.width, size))
-    for g in range(changes.width):
-        magnitudes(rows, changes.mean, g, 0, values[g])
+    values = np.empty((width, size))
+    for g in range(width):
+        magnitudes(rows, mean, g, 0, values[g])
     return values

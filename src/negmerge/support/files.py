@@ -108,6 +108,44 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def kept_file(path: Path, waiting: Path) -> Iterator[int]:
+    """Like `atomic_file`, with a temporary file that stays if the block fails, to be continued.
+
+    Args:
+        path: the file.
+        waiting: the temporary file, in a folder on the same disk that the caller has locked. If it
+            exists, it keeps its content.
+    """
+    with report_write_errors(path):
+        _check_output(path, folder=False)
+        descriptor = os.open(waiting, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        waiting.replace(path)
+        sync_to_disk(path.parent)
+
+
+@contextmanager
+def kept_folder(path: Path, waiting: Path) -> Iterator[Path]:
+    """Like `atomic_folder`, with a temporary folder that stays if the block fails.
+
+    The arguments are like those of `kept_file`.
+    """
+    with report_write_errors(path):
+        _check_output(path, folder=True)
+        waiting.mkdir(exist_ok=True)
+        yield waiting
+        for file in waiting.iterdir():
+            sync_to_disk(file)
+        sync_to_disk(waiting)
+        waiting.replace(path)
+        sync_to_disk(path.parent)
+
+
+@contextmanager
 def _renamed(path: Path, *, folder: bool, durable: bool) -> Iterator[int]:
     """Lock the temporary file or folder; rename it after the block, or remove it on failure."""
     waiting, descriptor = temporary_path(path), None

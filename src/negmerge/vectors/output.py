@@ -17,9 +17,12 @@ from negmerge.errors import FileError, OptionError
 from negmerge.support.files import (
     atomic_file,
     atomic_folder,
+    kept_file,
+    kept_folder,
     preallocate,
     report_write_errors,
     same_file,
+    temporary_path,
     write_fully,
 )
 from negmerge.vectors.card import CARD, model_card
@@ -50,7 +53,7 @@ class Job(Protocol):
         Args:
             formats: the number format of each result.
             put: called by several threads with the name of a tensor, an offset in its bytes, and
-                the bytes at this offset.
+                the bytes at this offset. For an output on disk it is a `Places`.
         """
 
     def command(self, settings: Mapping[str, str]) -> list[str] | None:
@@ -77,8 +80,38 @@ class Applied:
     lost: dict[str, int]
 
 
-def write_model(job: Job, path: Path, dtype: str, shard_size: int | None) -> Applied:
-    """Compute a model and write it as a file or a folder, which appears complete or not at all."""
+class Places:
+    """Writes ranges of tensors to their places in open files.
+
+    Attributes:
+        places: the file of each tensor, and the offset of the tensor in the file.
+    """
+
+    def __init__(self, out: Path, files: list[tuple[OutFile, Path, int]]) -> None:
+        self._out = out
+        self.places: dict[str, tuple[Path, int]] = {}
+        self._descriptors: dict[str, int] = {}
+        for file, path, descriptor in files:
+            for name, (_, offset) in file.places.items():
+                self.places[name], self._descriptors[name] = (path, offset), descriptor
+        self._turns = {descriptor: Lock() for _, _, descriptor in files}
+
+    def __call__(self, name: str, at: int, raw: Bytes) -> None:
+        descriptor, offset = self._descriptors[name], self.places[name][1]
+        # A file system lets one thread at a time write to a file; waiting here is faster.
+        with report_write_errors(self._out), self._turns[descriptor]:
+            write_fully(descriptor, raw.data, offset + at)
+
+
+def write_model(
+    job: Job, path: Path, dtype: str, shard_size: int | None, waiting: Path | None = None
+) -> Applied:
+    """Compute a model and write it as a file or a folder, which appears complete or not at all.
+
+    Args:
+        waiting: where the file or folder is until it is complete. It is on the same disk, it stays
+            if the job fails, and the next job goes on with it. By default nothing stays.
+    """
     model = job.model
     single = path.suffix == ".safetensors"
     if single and shard_size is not None:
@@ -86,13 +119,16 @@ def write_model(job: Job, path: Path, dtype: str, shard_size: int | None) -> App
     if any(same_file(path, source) for source in job.sources):
         raise FileError(f"{path}: is also an input; name another output")
     plan = make_plan(model, dtype, shard_size, single)
-    check_space(path, plan)
+    if waiting is None or not waiting.exists():
+        check_space(path, plan)
     if single:
         # Without fsync, as `cp` writes: after a power cut base and patch still exist.
-        with atomic_file(path, durable=False) as descriptor:
-            _write_files(job, path, [(plan.files[0], descriptor)])
+        whole = atomic_file(path, durable=False) if waiting is None else kept_file(path, waiting)
+        with whole as descriptor:
+            place = waiting or temporary_path(path)
+            _write_files(job, path, [(plan.files[0], place, descriptor)])
     else:
-        with atomic_folder(path) as folder:
+        with atomic_folder(path) if waiting is None else kept_folder(path, waiting) as folder:
             _write_folder(job, path, plan, folder)
             settings = {} if dtype == "keep" else {"dtype": dtype}
             if shard_size is not None:
@@ -106,11 +142,11 @@ def write_model(job: Job, path: Path, dtype: str, shard_size: int | None) -> App
 
 def _write_folder(job: Job, out: Path, plan: Plan, folder: Path) -> None:
     with ExitStack() as stack:
-        opened: list[tuple[OutFile, int]] = []
+        opened: list[tuple[OutFile, Path, int]] = []
         for file in plan.files:
             descriptor = os.open(folder / file.name, os.O_RDWR | os.O_CREAT, 0o666)
             stack.callback(os.close, descriptor)
-            opened.append((file, descriptor))
+            opened.append((file, folder / file.name, descriptor))
         _write_files(job, out, opened)
     if plan.index is not None:
         (folder / INDEX_FILE).write_bytes(plan.index)
@@ -119,21 +155,11 @@ def _write_folder(job: Job, out: Path, plan: Plan, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def _write_files(job: Job, out: Path, files: list[tuple[OutFile, int]]) -> None:
+def _write_files(job: Job, out: Path, files: list[tuple[OutFile, Path, int]]) -> None:
     """Write headers and tensors to open files."""
-    places: dict[str, tuple[int, int]] = {}
     formats: dict[str, str] = {}
-    for file, descriptor in files:
-        for name, (dtype, offset) in file.places.items():
-            places[name], formats[name] = (descriptor, offset), dtype
+    for file, _, descriptor in files:
+        formats |= {name: dtype for name, (dtype, _) in file.places.items()}
         preallocate(descriptor, len(file.header) + file.nbytes)
         write_fully(descriptor, file.header, 0)
-    turns = {descriptor: Lock() for _, descriptor in files}
-
-    def put(name: str, at: int, raw: Bytes) -> None:
-        descriptor, offset = places[name]
-        # A file system lets one thread at a time write to a file; waiting here is faster.
-        with report_write_errors(out), turns[descriptor]:
-            write_fully(descriptor, raw.data, offset + at)
-
-    job.run(formats, put)
+    job.run(formats, Places(out, files))

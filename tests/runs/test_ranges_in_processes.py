@@ -158,3 +158,14 @@ def test_killed_workers(tmp_path):
     merge_on(again, base, models, out=out, ranges=4)
     assert not finished & {f"{key}.part" for key in again.ran}
     assert out.read_bytes() == nm.merge(base, models, out=tmp_path / "local").path.read_bytes()
+
+
+def test_models_at_urls(processes, tmp_path, monkeypatch):
+    """Every machine fetches them to a scratch folder of its own, which has another time."""
+    base, models = make_pool(tmp_path)
+    monkeypatch.setenv("NEGMERGE_SCRATCH", str(tmp_path / "scratch"))
+    local = nm.merge(base, models, "ties", out=tmp_path / "one.safetensors")
+    urls = [f"file://{path}" for path in (base, *models)]
+    out = tmp_path / "two.safetensors"
+    tau = merge_on(processes, urls[0], urls[1:], "ties", out=out, ranges=3)
+    assert tau.path.read_bytes() == local.path.read_bytes()

@@ -22,6 +22,7 @@ from negmerge.checkpoints.remote import expand, local_models
 from negmerge.checkpoints.state_dict import Model
 from negmerge.errors import MismatchError, NegMergeError, OptionError, as_shown, quoted
 from negmerge.support.progress import Progress
+from negmerge.support.remote.urls import is_url
 from negmerge.vectors.task_vector import open_model
 
 WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
@@ -63,7 +64,11 @@ class Inputs(ExitStack):
         models = expand(models)
         if len(models) > 32767:
             raise NegMergeError(f"models: got {len(models)}, wanted at most 32767")
-        base, *models = local_models([base, *models], progress)
+        given = [base, *models]
+        base, *models = local = local_models(given, progress)
+        pairs = zip(local, given, strict=True)
+        self.urls = {Path(path).absolute(): url for path, url in pairs if is_url(url)}
+        """The URLs of models that were fetched, by the path on this machine."""
         self.allow_duplicates = allow_duplicates
         super().__init__()
         try:

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.dtypes import SIZES
 from negmerge.errors import FileError
 from negmerge.merging.inputs import Buffers, Inputs
@@ -30,6 +31,8 @@ from negmerge.merging.rule import rules
 from negmerge.merging.tiles import Segment
 from negmerge.support.files import atomic_file
 from negmerge.support.progress import Advance
+from negmerge.support.remote.scratch import scratch
+from negmerge.support.remote.urls import Place
 from negmerge.vectors.origin import versions
 
 Facts = dict[str, Any]
@@ -42,16 +45,16 @@ class Description:
     """A merge as other processes get it: what every part of it depends on.
 
     Args:
-        base: the absolute path of the base.
-        members: the absolute paths of the models, sorted by content as in `Inputs`.
+        base: the absolute path of the base, or its URL, which every machine fetches.
+        members: the absolute paths or URLs of the models, sorted by content as in `Inputs`.
         stamps: size and time of last change of each file of each model, the base first.
         made_with: the versions of packages and of the plug-in that defines the rule.
         threads: the number of threads of each part; None: as many as its process is given.
         max_memory: the bytes that the process of a part may use.
     """
 
-    base: Path
-    members: tuple[Path, ...]
+    base: Place
+    members: tuple[Place, ...]
     stamps: list[list[tuple[int, int]]]
     rule: str
     options: dict[str, Any]
@@ -72,7 +75,7 @@ class Description:
         """Open the models, and check that they are those of the process that made this."""
         inputs = Inputs(self.base, self.members, self.buffers, True, is_sorted=True)
         for model, stamps in zip(inputs.models, self.stamps, strict=True):
-            if model.stamps() != stamps:
+            if _stamps(model) != stamps:
                 inputs.close()
                 raise FileError(
                     f"{model.path}: changed since the merge began, or is another file on this "
@@ -85,16 +88,32 @@ def describe(
     inputs: Inputs, rule: str, options: Mapping[str, Any], buffers: Buffers, **more: Any
 ) -> Description:
     """Describe a merge of open models; `more` are other fields of `Description`."""
+    paths = [model.path.absolute() for model in inputs.models]
+    base, *members = (inputs.urls.get(path, path) for path in paths)
     return Description(
-        inputs.base.path.absolute(),
-        tuple(model.path.absolute() for model in inputs.members),
-        [model.stamps() for model in inputs.models],
+        base,
+        tuple(members),
+        [_stamps(model) for model in inputs.models],
         rule,
         dict(options),
         buffers,
         [*(f"{name} {version}" for name, version in versions().items()), *rules.versions(rule)],
         **more,
     )
+
+
+def _stamps(model: Checkpoint) -> list[tuple[int, int]]:
+    """Return size and time of last change of each file of a model.
+
+    A fetched file has another time on each machine. The name of its place in the scratch folder,
+    which depends on the version of the object, is what must be the same.
+    """
+    found = model.stamps()
+    if not model.path.absolute().is_relative_to(scratch().absolute()):
+        return found
+    place = model.path.absolute().relative_to(scratch().absolute())
+    version = int(hash_of(str(place))[:12], 16)
+    return [(size, version) for size, _ in found]
 
 
 def hash_of(*parts: object) -> str:

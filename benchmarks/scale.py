@@ -1,4 +1,4 @@
-"""What executors cost: many small steps, a pool of real trainings, and the demo, on each of them.
+"""What executors cost: many small steps, a pool of trainings, the demo, and merges of large models.
 
     python benchmarks/scale.py            writes benchmarks/results/scale.json and scale.md
     python benchmarks/scale.py --only units pool
@@ -24,7 +24,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from machine import describe, markdown_table
+from measuring import alternate, command, median_ratio, read_all
+from pools import CACHE, files_of, llama, make_holes, make_pool
+
+import negmerge as nm
+from negmerge.runs.executors.settings import ExecutorSettings
+from negmerge.runs.ranges import cluster_for, merge_on
+from negmerge.support.progress import Quiet
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -64,7 +72,6 @@ def units(address: str) -> Iterator[Row]:
     from negmerge.plugins import LoadedPlugins
     from negmerge.runs.executors import Cores, InProcess, LocalProcesses
     from negmerge.runs.executors.ray import Job, RayCluster
-    from negmerge.runs.executors.settings import ExecutorSettings
     from negmerge.runs.watch import Unit, Watch
 
     def seconds(executor: Any, folder: Path, count: int = 1000) -> float:
@@ -157,7 +164,84 @@ def demo(address: str) -> Iterator[Row]:
     yield from compare("the demo", "demo", ["threads=1"], executors, 1)
 
 
-GROUPS: dict[str, Callable[[str], Iterator[Row]]] = {"units": units, "pool": pool, "demo": demo}
+def merging(address: str) -> Iterator[Row]:
+    """Merges by one process with 1 and 2 threads, and by two nodes with one CPU each."""
+    base, models = make_pool(CACHE / "llama-bfloat16", llama(), 6, torch.bfloat16, 4)
+    files = files_of([base, *models])
+    settings = ExecutorSettings(kind="ray", address=address)
+    with tempfile.TemporaryDirectory(dir=CACHE) as place:
+        out = Path(place, "patch.safetensors")
+        cluster, ranges = cluster_for(out, settings, 2, Quiet())
+        with cluster:
+
+            def on_nodes() -> None:
+                merge_on(cluster, base, models, out=out, ranges=ranges)
+
+            runs = {
+                "one process, 1 thread": lambda: nm.merge(base, models, out=out, workers=1),
+                "one process, 2 threads": lambda: nm.merge(base, models, out=out, workers=2),
+                "Ray, 2 nodes": on_nodes,
+            }
+            for run in runs.values():
+                run()  # compiles, and starts the workers
+            reading, *spent = alternate(5, lambda: read_all(files), *runs.values())
+    for name, own in zip(runs, spent, strict=True):
+        share = median_ratio(reading, own)
+        what = f"merge to a patch, 6 language models, {name}: share of the read speed"
+        yield {"what": what, "value": share, "seconds": own.median}
+
+
+SEVEN = 6_738_415_616
+"""The elements of a language model of 7 billion parameters."""
+
+
+def large(address: str) -> Iterator[Row]:
+    """Ten models of 7 billion parameters, in files that take no space: the plan and the merge."""
+    base, models = make_holes(CACHE / "holes-7b", SEVEN, 10)
+    with tempfile.TemporaryDirectory(dir=CACHE) as place:
+        merge = command("merge", base, *models, "-o", Path(place, "p.safetensors"))
+        merge += ["--allow-duplicates", "--max-memory", "1GB"]
+        told = subprocess.run([*merge, "--dry-run", "--json"], capture_output=True, check=True)
+        plan = json.loads(told.stdout.splitlines()[-1])
+        begun = time.perf_counter()
+        peak, read = watch(merge)
+        seconds = time.perf_counter() - begun
+    size = sum(path.stat().st_size for path in (base, *models))
+    yield {"what": "10 models of 7 B: bytes read, share of the files", "value": read / size,
+           "seconds": seconds, "wanted": "≤ 1.01", "reached": read / size <= 1.01}  # fmt: skip
+    yield {"what": "10 models of 7 B: bytes of the plan, share of the files",
+           "value": plan["read_bytes"] / size}  # fmt: skip
+    yield {"what": "10 models of 7 B: seconds of the plan, share of the measured",
+           "value": plan["seconds"] / seconds}  # fmt: skip
+    yield {"what": "10 models of 7 B: peak memory, share of --max-memory 1GB", "value": peak / 1e9,
+           "wanted": "≤ 1", "reached": peak <= 1e9}  # fmt: skip
+
+
+def watch(arguments: list[str]) -> tuple[int, int]:
+    """Run a command; return its peak of memory that no file backs, and the bytes it read."""
+    peak = read = 0
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as process:
+        place = Path("/proc", str(process.pid))
+        while process.poll() is None:
+            try:
+                lines = (place / "status").read_text().splitlines()
+                read = int((place / "io").read_text().split()[1])
+            except (OSError, IndexError):
+                break
+            used = [int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")]
+            peak = max([peak, *used])
+            time.sleep(0.01)
+    assert process.returncode == 0
+    return peak, read
+
+
+GROUPS: dict[str, Callable[[str], Iterator[Row]]] = {
+    "units": units,
+    "pool": pool,
+    "demo": demo,
+    "merging": merging,
+    "large": large,
+}
 
 
 def main() -> None:

@@ -81,7 +81,9 @@ def test_the_run_directory_is_the_contracts(finished: Path):
         assert f"patches/{method}.safetensors" in names
     assert len([n for n in names if n.startswith("pool/") and n.endswith(".safetensors")]) == 4
     assert not temporary_files(finished)
-    assert names - {"manifest.json"} == set(manifest(finished)["files"])
+    logs = {name for name in names if name.startswith("logs/")}
+    assert names - {"manifest.json"} - logs == set(manifest(finished)["files"])
+    assert "logs/member-1-of-4.log" in logs
 
 
 def test_scores_have_every_number_and_its_control(finished: Path):

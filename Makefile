@@ -3,15 +3,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test tables cluster demo lint base bench fuzz clean
+.PHONY: test tables slow demo lint base bench fuzz clean
 test: $(READY) ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 tables: $(READY) ## make every table of the paper from the desk recipes, with very little data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m tables
 
-cluster: $(READY) ## take nodes and workers of a Ray cluster away in the middle of runs
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m cluster
+slow: $(READY) ## the tests that take long: nodes of a Ray cluster are lost, many processes share caches
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder
 
 demo: $(READY) ## make a small classifier forget, from data to unlearned model
 	HF_HUB_OFFLINE=1 $(BIN)/negmerge unlearn demo --out runs/demo

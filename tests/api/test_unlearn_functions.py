@@ -366,6 +366,7 @@ nm.unlearn(model, fine_tune=fine_tune, evaluate=evaluate, pool=pool, out=sys.arg
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("out", "moment"), [("", "kill"), ("run", "kill early")])
 def test_what_a_killed_call_leaves_is_removed_by_the_next(out: str, moment: str, tmp_path: Path):
     def call(how: str, code: int) -> None:

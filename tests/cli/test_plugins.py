@@ -62,6 +62,7 @@ def applied(place: Path, pool: tuple[Path, list[Path]], patch: str, name: str) -
 # -------------------------------------------------------------------------------- files and modules
 
 
+@pytest.mark.slow
 def test_a_rule_of_a_file_cold_and_warm(small_pool, tmp_path):
     (tmp_path / "my_rules.py").write_text(MINE)
     own = {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
@@ -235,6 +236,7 @@ my_rival = friend.kinds
 """
 
 
+@pytest.mark.slow
 def test_entries_of_an_installed_package(small_pool, tmp_path, site):
     install(tmp_path / "site", "friend", POINTS, rules=MINE, kinds=KINDS)
     assert merged(tmp_path, small_pool, "p", "--rule", "mine", **site) == ""
@@ -340,6 +342,7 @@ def my_rival(task):
 """
 
 
+@pytest.mark.slow
 def test_workers_have_the_plugins_and_a_run_goes_on_with_them(tmp_path):
     """Model, data set and rival are needed in the workers."""
     kinds = KINDS.replace('rivals.register("my_rival", rivals.get("finetune"))\n', RIVAL)

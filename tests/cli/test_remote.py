@@ -22,6 +22,8 @@ from negmerge.cli import main
 main(sys.argv[1:])
 """
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

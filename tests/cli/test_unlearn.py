@@ -268,6 +268,7 @@ def test_one_record_with_merged_statistics(place: Path):
         assert "bn1.running_var" in nm.TaskVector.load(place / f"one/patches/{method}.safetensors")
 
 
+@pytest.mark.slow
 def test_pool_that_is_not_kept(place: Path):
     """To the end, and killed with three of four members trained: the last is trained as before."""
     rules = ("consensus", "uniform", "ties", "magmax")

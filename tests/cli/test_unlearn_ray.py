@@ -13,7 +13,7 @@ import pytest
 from running import negmerge, start
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.slow
 TINY = """
 title: A tiny run
 data: {name: fashion_small, limit: {train: 300, test: 100}}

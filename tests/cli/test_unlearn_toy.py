@@ -124,6 +124,7 @@ def test_the_lists_show_what_the_plug_in_brought(run: Path):
     assert "keep_error" in found["criteria"]
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_changed_is_not_served_from_what_the_old_one_did(tmp_path: Path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     plugin = tmp_path / "mine.py"

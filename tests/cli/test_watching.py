@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from negmerge.cli import main
+from negmerge.runs.status import refuse_second_driver
+from negmerge.runs.store import Run
 from running import negmerge, negmerge_here, start
 
 TINY = [
@@ -106,7 +108,7 @@ def test_a_run_that_another_machine_works_on_is_refused(tmp_path: Path):
     _, err = negmerge_here(tmp_path, *command, code=2)
     assert "run: process 7 on far works on this run; wait for it" in err
     path.write_text(json.dumps(status | {"written": time.time() - 60}))
-    negmerge(tmp_path, *command)
+    refuse_second_driver(Run(tmp_path / "run"))
 
 
 def test_what_cannot_be_planned_is_one_line(tmp_path: Path, monkeypatch, capsys):

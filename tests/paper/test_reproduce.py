@@ -133,6 +133,7 @@ def test_a_figure_over_all_data_sets(desk, place: Path):
     assert all(name in svg for name in ("fashion_mnist", "mnist", "consensus", "members"))
 
 
+@pytest.mark.slow
 def test_a_figure_of_panels(desk, place: Path):
     made = desk("FB1", "methods=[consensus, uniform]", FEW)  # the runs of F1
     svg = (place / "out/FB1.svg").read_text()
@@ -213,6 +214,7 @@ def test_a_pool_that_two_runs_need_is_estimated_once():
     assert both.hours < 1.2 * alone.hours
 
 
+@pytest.mark.slow
 def test_a_classifier_table(desk, place: Path, capsys):
     made = desk("D4")
     assert list(made.frame["method"]) == ["retrain", "single_best", "negmerge"]

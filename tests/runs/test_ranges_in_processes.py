@@ -18,6 +18,8 @@ from negmerge.runs.ranges import merge_and_apply_on, merge_on
 from negmerge.support.progress import Quiet
 from small_pools import VARIANTS, Counting, left, make_pool, no_scenario, small_segments  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def processes():

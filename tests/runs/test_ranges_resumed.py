@@ -19,6 +19,8 @@ from negmerge.runs.ranges import merge_and_apply_on, merge_on
 from negmerge.support.progress import Quiet
 from small_pools import Counting, left, make_pool, small_segments  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("rule", ["consensus", "ties", "magmax"])
 @pytest.mark.parametrize("to_model", [False, True])

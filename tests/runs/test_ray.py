@@ -163,7 +163,7 @@ def test_every_step_runs_once_and_both_nodes_work(place: Place, nodes: Nodes):
     assert "done after" in log
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_node_that_vanishes_and_a_worker_that_is_killed(place: Place, nodes: Nodes):
     steps = place.models(4)
 
@@ -186,7 +186,7 @@ def test_a_node_that_vanishes_and_a_worker_that_is_killed(place: Place, nodes: N
     nodes.tell("add b 1")
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_step_that_always_fails_names_the_node_and_the_log(place: Place, nodes: Nodes):
     place.go_on()
     place.poison("s1")
@@ -210,7 +210,7 @@ def test_a_step_that_always_fails_names_the_node_and_the_log(place: Place, nodes
     assert Counter(key for key, *_ in place.ran()) == {"s0": 1, "s1": 1}
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_node_whose_disk_is_full_gives_its_steps_to_the_others(place: Place, nodes: Nodes):
     nodes.tell("remove b")
     nodes.tell("add b 1 NEGMERGE_SCRATCH=/dev/full")
@@ -226,7 +226,7 @@ def test_a_node_whose_disk_is_full_gives_its_steps_to_the_others(place: Place, n
     nodes.tell("add b 1")
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_the_head_is_restarted(place: Place, nodes: Nodes):
     steps = place.models(3)
 
@@ -248,7 +248,7 @@ def test_a_cluster_that_is_not_there_is_one_line(place: Place):
         place.executor("127.0.0.1:9")
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_another_token_is_refused(place: Place, nodes: Nodes, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 40)
     with pytest.raises(NegMergeError, match=r"^executor\.address .*token"):

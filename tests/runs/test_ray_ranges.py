@@ -12,7 +12,7 @@ from negmerge.runs.ranges import cluster_for, merge_and_apply_on, merge_on
 from negmerge.support.progress import Quiet
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.slow
 
 
 def test_a_cluster_gives_the_same_bytes(tmp_path):

@@ -119,6 +119,7 @@ def orders() -> dict[str, list[int]]:
     return {"forward": forward, "backward": forward[::-1], "shuffled": shuffled}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(orders().values()), ids=list(orders()))
 def test_loops_of_many_processes_serve_one(pool: Path, cache: Path, order: list[int]):
     wrong, told = in_turn(pool, cache, order)
@@ -135,6 +136,7 @@ SPREAD = [
 """Options of consensus whose loops have the same arguments."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_poisoned_cache_is_noticed_mended_and_never_used(
     pool: Path, cache: Path, tmp_path: Path, sealed: bool

@@ -25,6 +25,8 @@ from negmerge.support.remote.stores import Store, checksums
 
 CONTENT = os.urandom(300_000)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[stores.S3]:

@@ -79,6 +79,7 @@ class Stop(Exception):
     """Raised in the middle of a training."""
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_and_any_first_step_give_the_same_bits(feed, tmp_path):
     assert feed.in_workers
     whole = collect(feed, 0, workers=0)

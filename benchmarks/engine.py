@@ -158,7 +158,8 @@ def stacked(work: Path) -> Rows:
     theirs = [sys.executable, "-c", STACKED, *map(str, [base, *models]), str(work / "stacked")]
     ours = command("merge", base, *models, "-o", work / "consensus.safetensors")
     run(ours)
-    naive, merging = alternate(3, lambda: run(theirs), lambda: run(ours))
+    # What one command left to be written must not slow down the next one.
+    naive, merging = alternate(5, lambda: run(theirs), lambda: run(ours), before=os.sync)
     ratio = median_ratio(naive, merging)
     peaks = peak_anonymous(theirs), peak_anonymous(ours)
     yield row(
@@ -202,7 +203,7 @@ def _against(
         run(ours)
 
     run_ours()
-    theirs, mine = alternate(3, lambda: run(peer), run_ours)
+    theirs, mine = alternate(3, lambda: run(peer), run_ours, before=os.sync)
     wall, cpu = median_ratio(theirs, mine), theirs.median_cpu / mine.median_cpu
     return row(
         f"whole command, {what}: times faster than {Path(peer[0]).name} {Path(peer[1]).stem}",

@@ -22,7 +22,7 @@ from machine import describe, markdown_table
 import negmerge as nm
 from negmerge.evaluation.criteria import choose
 from negmerge.evaluation.search import Curve, search_scale
-from negmerge.runs.executors import keep_freed_memory
+from negmerge.runs.executors.worker import keep_freed_memory
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.scenarios.base import Scenario
 from negmerge.training.seeds import seed_of

@@ -26,9 +26,11 @@ from negmerge.evaluation.criteria import criteria
 from negmerge.evaluation.passes import batches
 from negmerge.evaluation.scales import Search
 from negmerge.evaluation.search import Curve, InPlace, search_scale
-from negmerge.runs.executors import InProcess, LocalProcesses, keep_freed_memory
+from negmerge.runs.executors import Cores, InProcess, LocalProcesses
+from negmerge.runs.executors.worker import keep_freed_memory
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.trainings import Start, Training, make_training
+from negmerge.runs.watch import Unit, Watch
 from negmerge.scenarios.classify.scenario import Classify
 from negmerge.support.parallel import worker_count
 from negmerge.training.feeds import CachedFeed
@@ -154,7 +156,7 @@ def pool_throughput(recipe: Recipe, scenario: Classify, folder: Path) -> dict[st
     save_model(base, scenario.model(), {})
     settings = recipe.pool.members()[0].model_copy(update={"epochs": 10})
     serial = InProcess(scenario)
-    with LocalProcesses(partial(Recipe.make_scenario, recipe), 2, 2) as processes:
+    with LocalProcesses(partial(Recipe.make_scenario, recipe), 2, Cores(2, 2)) as processes:
 
         def members(round_: str) -> list[Training]:
             return [
@@ -171,7 +173,8 @@ def pool_throughput(recipe: Recipe, scenario: Classify, folder: Path) -> dict[st
             ]
 
         def work(executor: Any, round_: str) -> None:
-            for _ in executor.run(members(round_), lambda count: None):
+            steps = members(round_)
+            for _ in executor.run(steps, Watch([Unit(step.label, 1) for step in steps])):
                 pass
 
         work(processes, "warm")

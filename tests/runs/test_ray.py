@@ -214,11 +214,17 @@ def test_a_step_that_always_fails_names_the_node_and_the_log(place: Place, nodes
 def test_a_node_whose_disk_is_full_gives_its_steps_to_the_others(place: Place, nodes: Nodes):
     nodes.tell("remove b")
     nodes.tell("add b 1 NEGMERGE_SCRATCH=/dev/full")
-    place.go_on()
     place.poison("scratch")
     steps = place.models(4)
+
+    def go_on() -> None:  # when the worker on b has started, too
+        place.wait_for(lambda: any(state == "failed" for _, state, _ in place.told.states))
+        place.go_on()
+
     with place.executor(nodes.address) as executor:
+        thread = meanwhile(go_on)
         found = place.context(executor).run("all", steps)
+        thread.join()
     assert [done.value.id for done in found] == [step.key for step in steps]
     assert {node for _, state, node in place.told.states if state == "done"} == {"a"}
     assert any(state == "failed" and node == "b" for _, state, node in place.told.states)

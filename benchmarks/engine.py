@@ -241,7 +241,7 @@ def memory(work: Path) -> Rows:
     limited = command("merge", base, *models, "-o", out, "--rule", "uniform")
     used = peak_anonymous([*limited, "--max-memory", "200MB"])
     yield row("peak with --max-memory 200MB, share of it", used / 2e8, "≤ 1", used <= 2e8)
-    base, models = make_holes(CACHE / "holes", 500_000_000, 2)
+    base, models = make_holes(CACHE / "holes", {"embedding": (500_000_000,)}, 2)
     peaks = {
         rule: peak_anonymous(
             command("merge", base, *models, "-o", out, "--rule", rule, "--allow-duplicates")

@@ -147,16 +147,20 @@ def _config(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def make_holes(folder: Path, elements: int, n: int) -> Pool:
-    """Write models with one bfloat16 tensor that takes no space on the disk: all zero."""
+def make_holes(folder: Path, shapes: Shapes, n: int) -> Pool:
+    """Write models of bfloat16 tensors that take no space on the disk: all zero."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.safetensors" for name in ("base", *(f"m{k}" for k in range(n)))]
-    tensor = {"dtype": "BF16", "shape": [elements], "data_offsets": [0, 2 * elements]}
-    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    tensors: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * prod(shape)
+        tensors[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    header = json.dumps(tensors).encode()
     for path in paths:
         with path.open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + 2 * elements)
+            file.truncate(8 + len(header) + end)
     return paths[0], paths[1:]
 
 

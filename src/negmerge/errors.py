@@ -70,6 +70,10 @@ def without_secrets(text: str) -> str:
     return _SIGNED.sub("", _PASSWORD.sub("//", text))
 
 
+FINAL = (MismatchError, OptionError, ValueRangeError)
+"""Errors that the same work would meet again, on any machine."""
+
+
 def printable(text: str) -> str:
     """Escape the characters that could control a terminal.
 

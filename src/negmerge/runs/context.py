@@ -18,7 +18,7 @@ from negmerge.runs.records import Done
 from negmerge.runs.status import StatusWriter
 from negmerge.runs.steps import Step, T
 from negmerge.runs.store import Run
-from negmerge.runs.watch import Unit, Watch
+from negmerge.runs.watch import Unit, Watch, facts_of
 from negmerge.scenarios.base import Scenario, identity
 from negmerge.scenarios.settings import scenarios
 from negmerge.support.progress import Progress
@@ -120,7 +120,6 @@ class Context:
             self.status.begin(title, unit, total, units)
 
         def changed(one: Unit) -> None:
-            facts = {"node": one.node, "attempt": one.attempt, "error": one.error} | one.facts
-            self.progress.unit_changed(one.name, one.state, **facts)
+            self.progress.unit_changed(one.name, one.state, **facts_of(one))
 
         return Watch(units, self.progress.advance, changed)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError
+from negmerge.errors import FINAL, FileError
 from negmerge.support.files import (
     LOCK,
     lock_folder,
@@ -21,8 +21,6 @@ from negmerge.support.files import (
 from negmerge.support.reading import read_json_value
 
 STATE = "merge.json"
-FINAL = (MismatchError, OptionError, ValueRangeError)
-"""Errors that the same command would meet again: finished ranges are of no use."""
 
 
 def folder_of(out: Path) -> Path:

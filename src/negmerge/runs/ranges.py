@@ -31,7 +31,7 @@ from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.parts_folder import folder_of, parts_folder, read_state, write_state
 from negmerge.runs.records import Done
 from negmerge.runs.steps import Needs, Step
-from negmerge.runs.watch import Unit, Watch
+from negmerge.runs.watch import Unit, Watch, facts_of
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Advance, Progress, Quiet
 from negmerge.vectors.entry import Layout
@@ -278,8 +278,7 @@ class Parts:
 
     def _watch(self, steps: Sequence[Range], advance: Advance) -> Watch:
         def changed(one: Unit) -> None:
-            facts = {"node": one.node, "attempt": one.attempt, "error": one.error}
-            self.progress.unit_changed(one.name, one.state, **facts)
+            self.progress.unit_changed(one.name, one.state, **facts_of(one))
 
         return Watch([Unit(step.label, step.part.nbytes) for step in steps], advance, changed)
 

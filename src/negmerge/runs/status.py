@@ -17,7 +17,7 @@ from typing import Literal
 from negmerge.errors import FileError, NegMergeError
 from negmerge.runs.records import Record, read_record
 from negmerge.runs.store import Run
-from negmerge.runs.watch import Unit
+from negmerge.runs.watch import Unit, facts_of
 from negmerge.support.files import atomic_file, write_fully
 from negmerge.support.progress import describe_unit, format_duration
 
@@ -185,6 +185,5 @@ def describe(run: Run, status: Status | None) -> Iterator[str]:
     yield f"{status.stage}: {share}{rest} ({counts})"
     for unit in status.units:
         if unit.state in ("running", "failed"):
-            facts = {"node": unit.node, "attempt": unit.attempt, "error": unit.error} | unit.facts
             done = f" ({100 * unit.done / max(unit.size, 1):.0f} %)"
-            yield f"  {describe_unit(unit.name, unit.state, facts)}{done}"
+            yield f"  {describe_unit(unit.name, unit.state, facts_of(unit))}{done}"

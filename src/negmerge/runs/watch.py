@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from negmerge.support.progress import Advance, Facts
 
@@ -39,6 +39,15 @@ class Unit:
     begun: float = 0.0
     facts: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
+
+
+def facts_of(unit: Any) -> dict[str, Any]:
+    """Return what people want to know of a unit, or of its record, beside its name and state.
+
+    >>> facts_of(Unit("member 1 of 2", 10, node="a", facts={"loss": 0.5}))
+    {'node': 'a', 'attempt': 0, 'error': '', 'loss': 0.5}
+    """
+    return {"node": unit.node, "attempt": unit.attempt, "error": unit.error, **unit.facts}
 
 
 class Report:

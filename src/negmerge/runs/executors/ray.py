@@ -73,9 +73,8 @@ class RayCluster(Executor):
     def run(
         self, steps: Sequence[Step[T]], watch: Watch, stage_size: int | None = None
     ) -> Iterator[tuple[int, Done[T]]]:
-        threads = min(self.cores.threads(stage_size or len(steps)), self.largest)
-        if self.cores.fixed:
-            threads = self.cores.fixed
+        shared = self.cores.threads(stage_size or len(steps))
+        threads = self.cores.fixed or min(shared, self.largest)
         left = dict(enumerate(steps))
         while left:
             try:

@@ -20,14 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from negmerge.errors import (
-    FileError,
-    MismatchError,
-    NegMergeError,
-    OptionError,
-    ValueRangeError,
-    one_line,
-)
+from negmerge.errors import FINAL, FileError, NegMergeError, OptionError, one_line
 from negmerge.runs.executors.ray import Job
 from negmerge.runs.executors.worker import StepLog, keep_freed_memory, node_name, run_step
 from negmerge.runs.steps import ModelStep, Step
@@ -38,8 +31,6 @@ from negmerge.support.processes import end_with_parent
 PLACES = "RAY_AUTH_TOKEN or ~/.ray/auth_token; see docs/scale.md"
 POLL = 0.25
 """Seconds between two looks at the workers."""
-FINAL = (MismatchError, OptionError, ValueRangeError)
-"""Errors that another attempt would meet again."""
 
 
 def bridge(job: Job, pipe: Any, parent: int) -> None:

@@ -63,7 +63,7 @@ def test_the_driver_is_killed_and_the_next_one_continues(tmp_path: Path, number:
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
-    end = time.monotonic() + 60
+    end = time.monotonic() + 40
     while left := processes_with(mark):
         assert time.monotonic() < end, left
         time.sleep(0.2)

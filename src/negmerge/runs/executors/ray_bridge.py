@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import time
 from collections import deque
@@ -35,7 +36,8 @@ POLL = 0.25
 
 def bridge(job: Job, pipe: Any, parent: int) -> None:
     """Connect to the cluster, and serve the stages of a run until it stops."""
-    end_with_parent(parent)
+    # Ray then stops what it has started; after SIGKILL its agents would live for a minute more.
+    end_with_parent(parent, by=signal.SIGTERM)
     redirect_errors(job.logs)
     try:
         found = connect(job)

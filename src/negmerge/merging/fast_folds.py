@@ -272,25 +272,44 @@ def fold_all(rows, s, limits, state, flags, edges):
 def fold_trimmed(rows, s, limits, state, flags, edges):
     """Compute the total, and sum and count by sign the changes that reach their limits."""
     total, gain, loss, gains, losses = state
-    add_total(rows, s, total)
+    n = rows.shape[0] - 1
+    base = rows[0, s]
     for i in range(STRIP):
+        total[i] = 0.0
         gain[i] = 0.0
         loss[i] = 0.0
         gains[i] = 0
         losses[i] = 0
-    for k in range(1, rows.shape[0]):
-        member, base = rows[k, s], rows[0, s]
-        limit = limits[min(k, limits.shape[0]) - 1]
-        least = max(limit, 5e-324)  # a change of zero has no sign, even if the limit is zero
+    for k in range(1, n + 1, 3):
+        # The base replaces members that do not exist: its change is zero.
+        j1, j2 = k + 1 if k + 1 <= n else 0, k + 2 if k + 2 <= n else 0
+        m0, m1, m2 = rows[k, s], rows[j1, s], rows[j2, s]
+        l0, l1, l2 = least(limits, k), least(limits, j1), least(limits, j2)
         for i in range(STRIP):
-            delta = np.float64(member[i]) - np.float64(base[i])
-            up = delta >= least
-            down = -delta >= least
-            gain[i] += delta if up else 0.0
-            loss[i] += delta if down else 0.0
-            gains[i] += np.int32(1) if up else np.int32(0)
-            losses[i] += np.int32(1) if down else np.int32(0)
+            # Counts are float64 here: masks of one width are cheaper than conversions.
+            b, t, g, h = np.float64(base[i]), total[i], gain[i], loss[i]
+            u, v = np.float64(gains[i]), np.float64(losses[i])
+            delta = np.float64(m0[i]) - b
+            up, down = delta >= l0, delta <= -l0
+            t, g, h = t + delta, g + (delta if up else 0.0), h + (delta if down else 0.0)
+            u, v = u + (1.0 if up else 0.0), v + (1.0 if down else 0.0)
+            delta = np.float64(m1[i]) - b
+            up, down = delta >= l1, delta <= -l1
+            t, g, h = t + delta, g + (delta if up else 0.0), h + (delta if down else 0.0)
+            u, v = u + (1.0 if up else 0.0), v + (1.0 if down else 0.0)
+            delta = np.float64(m2[i]) - b
+            up, down = delta >= l2, delta <= -l2
+            t, g, h = t + delta, g + (delta if up else 0.0), h + (delta if down else 0.0)
+            u, v = u + (1.0 if up else 0.0), v + (1.0 if down else 0.0)
+            total[i], gain[i], loss[i] = t, g, h
+            gains[i], losses[i] = np.int32(u), np.int32(v)
     return finite(total)
+
+
+@register_jitable
+def least(limits, k):
+    """Return the least change of member k that counts: zero has no sign, whatever the limit."""
+    return max(limits[max(min(k, limits.shape[0]) - 1, 0)], 5e-324)
 
 
 @compiled_fold(stat.TOTAL, stat.ACTIVE)

@@ -18,13 +18,15 @@ from numba.extending import overload, register_jitable
 
 from negmerge.checkpoints.checksum import add_checksums
 from negmerge.checkpoints.fingerprint import BLOCK
-from negmerge.merging.fast_folds import bits_of, lowest_bit
+from negmerge.merging.fast_folds import bits_of, count_bits, lowest_bit
 from negmerge.merging.folds import STRIP, Fold, State, jitable
 from negmerge.merging.rows import read_rows, widen
 from negmerge.support.jit import Check, compiled
 
 NOT_FINITE, NOT_READ = -1, -2
 """What a loop returns instead of a count."""
+DENSE = 16
+"""If more of 64 flags are set, it is faster to move all values than to look for those."""
 NO_FILES = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty((0, 0), np.uint8), 0)
 """The first argument of a loop whose rows are filled already."""
 
@@ -95,6 +97,11 @@ def pack(values, flags):
     found = np.uint64(0)  # an index that cannot be negative is faster
     for first in range(0, STRIP, 64):
         rest = bits_of(flags, first)
+        if count_bits(rest) > DENSE:
+            for i in range(first, first + 64):
+                values[found] = values[i]
+                found += np.uint64(flags[i])
+            continue
         while rest:
             values[found] = values[np.uint64(first) + lowest_bit(rest)]
             found += np.uint64(1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.merging.fast_folds import bits_of, lowest_bit
+from negmerge.merging.fast_folds import bits_of, count_bits, lowest_bit
 from negmerge.merging.first_pass import Floats
 from negmerge.merging.folds import STRIP
 from negmerge.support.jit import compiled, compiled_as_python, equals_reference
@@ -98,30 +98,45 @@ def gather(
         between: a row of `size` numbers for each vector.
         sizes: the number of magnitudes written to each row.
     """
-    strip, flags = np.empty(STRIP), np.zeros(STRIP, np.uint8)
+    strip = np.empty(STRIP)
+    reached, exceeded = np.zeros(STRIP, np.uint8), np.zeros(STRIP, np.uint8)
     for g in range(between.shape[0]):
         if not wanted[g]:
             continue
         least, most = low[g], high[g]
+        # Differences in the format of the rows are off by less than two steps: twice as fast, and
+        # only those near the bounds are computed in float64.
+        below, beyond = rows.dtype.type(least), rows.dtype.type(most)
+        for _ in range(2):
+            below = np.nextafter(below, rows.dtype.type(0.0))
+            beyond = np.nextafter(beyond, rows.dtype.type(np.inf))
         at = 0
         for start in range(0, size, STRIP):
             count = min(STRIP, size - start)
-            magnitudes(rows, mean, g, start, strip[:count])
-            strip[count:] = -1.0  # no magnitude
-            above = at_most = at_least = np.int64(0)
-            for i in range(STRIP):
-                above += np.int64(1) if strip[i] > most else np.int64(0)
-                at_most += np.int64(1) if strip[i] == most else np.int64(0)
-                at_least += np.int64(1) if strip[i] == least else np.int64(0)
-            for i in range(STRIP):
-                flags[i] = (strip[i] > least) & (strip[i] < most)
-            counts[g, 0] += above
-            counts[g, 1] += at_most
-            counts[g, 2] += at_least
+            base, member = rows[0, start : start + count], rows[g + 1, start : start + count]
+            if mean:
+                magnitudes(rows, mean, g, start, strip[:count])
+                for i in range(count):
+                    reached[i] = strip[i] >= least
+                    exceeded[i] = strip[i] > most
+            else:
+                for i in range(count):
+                    magnitude = abs(member[i] - base[i])
+                    reached[i] = magnitude >= below
+                    exceeded[i] = magnitude > beyond
+            for i in range(count, STRIP):
+                reached[i] = exceeded[i] = 0
             for first in range(0, STRIP, 64):
-                rest = bits_of(flags, first)
+                over = bits_of(exceeded, first)
+                counts[g, 0] += np.int64(count_bits(over))
+                rest = bits_of(reached, first) & ~over
                 while rest:
-                    between[g, at] = strip[np.uint64(first) + lowest_bit(rest)]
-                    at += 1
+                    i = np.uint64(first) + lowest_bit(rest)
+                    value = strip[i] if mean else abs(np.float64(member[i]) - np.float64(base[i]))
+                    counts[g, 0] += value > most
+                    counts[g, 1] += value == most
+                    counts[g, 2] += value == least
+                    between[g, at] = value
+                    at += (value > least) & (value < most)
                     rest &= rest - np.uint64(1)
         sizes[g] = at

@@ -253,7 +253,8 @@ class Ties(Rule):
     def finish(c: Constants, total: A, gain: A, loss: A, gains: A, losses: A) -> A:
         elected = gain + loss
         up = (elected > 0) | ((elected == 0) & (c[1] > 0))
-        return gain / (gains + (gains == 0)) * up + loss / (losses + (losses == 0)) * (up ^ True)
+        count = stat.where(up, gains, losses)
+        return stat.where(up, gain, loss) / stat.where(count == 0, 1, count)
 
 
 @rule

@@ -1,0 +1,217 @@
+"""Causal language models: opening them, tied weights, LoRA, and the files beside the weights."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from negmerge.errors import FileError, OptionError, one_line, quoted
+from negmerge.scenarios.text.settings import Lora
+from negmerge.support.files import file_digest
+from negmerge.training.seeds import fork_random_state, seed_torch
+from negmerge.vision.places import ASSETS
+
+SHIPPED = {"stories": ASSETS / "stories"}
+"""The models of the package."""
+SIDE_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenizer.model",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
+"""Files that other programs need beside the weights."""
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+class ModelFolder:
+    """A model on this machine: a folder, the copy of a Hub id, or a model of the package.
+
+    Only safetensors files are opened, and code of a folder is never run.
+
+    Args:
+        name, revision: the fields of the recipe.
+    """
+
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        self.name, self.revision = name, revision
+
+    @cached_property
+    def path(self) -> Path:
+        """The folder; a Hub id is fetched."""
+        path = Path(self.name)
+        if self.name in SHIPPED and not path.exists():
+            path = SHIPPED[self.name]
+        elif not path.is_dir():
+            path = self._fetch()
+        if (path / "adapter_config.json").exists():
+            raise OptionError(
+                f"model.name {quoted(self.name)}: is an adapter; wanted the folder of a whole "
+                "model; merge the adapter into its base first"
+            )
+        if not (path / "config.json").is_file():
+            raise FileError(f"{path}: has no config.json; wanted a folder of transformers")
+        return path
+
+    def _fetch(self) -> Path:
+        from huggingface_hub import snapshot_download
+
+        try:
+            kinds = [*SIDE_FILES, *WEIGHTS]
+            return Path(snapshot_download(self.name, revision=self.revision, allow_patterns=kinds))
+        except Exception as error:  # the libraries of the Hub raise errors of many kinds
+            raise OptionError(
+                f"model.name {quoted(self.name)}: no such folder, no model of the package "
+                f"({', '.join(SHIPPED)}), and the Hub does not give it: {one_line(error)}"
+            ) from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the configuration, the tokenizer and the weights."""
+        files = [self.path / name for name in SIDE_FILES]
+        files += sorted(p for kind in WEIGHTS for p in self.path.glob(kind))
+        return " ".join(file_digest(path)[:16] for path in files if path.is_file())
+
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        from transformers import AutoTokenizer
+
+        with self._opening("tokenizer"):
+            return AutoTokenizer.from_pretrained(
+                self.path, local_files_only=True, trust_remote_code=False
+            )
+
+    def model(self) -> nn.Module:
+        """The model in float32, with one name for each weight."""
+        from transformers import AutoModelForCausalLM
+
+        with self._opening("model"), fork_random_state():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                self.path,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+        for problem in ("missing_keys", "mismatched_keys"):
+            if found.get(problem):
+                first = next(iter(found[problem]))
+                raise FileError(
+                    f"{self.path}: the weights do not fit config.json: {problem.split('_')[0]} "
+                    f"{quoted(first)}"
+                )
+        name_once(model)
+        return model
+
+    def empty_model(self) -> nn.Module:
+        """The model without weights, whose tensors have shapes only."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        with self._opening("model"), torch.device("meta"):
+            config = AutoConfig.from_pretrained(
+                self.path, local_files_only=True, trust_remote_code=False
+            )
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model.tie_weights()
+        return model
+
+    @contextmanager
+    def _opening(self, what: str) -> Iterator[None]:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # the program shows progress itself
+        try:
+            yield
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+            raise FileError(
+                f"{self.path}: transformers cannot open the {what}: {one_line(error)}"
+            ) from None
+
+    def copy_side_files(self, folder: Path) -> list[Path]:
+        """Copy what other programs need beside the weights; return the copies."""
+        found: list[Path] = []
+        for name in SIDE_FILES:
+            if (self.path / name).is_file():
+                found.append(folder / name)
+                shutil.copyfile(self.path / name, found[-1])
+        return found
+
+
+def name_once(model: nn.Module) -> None:
+    """Let the state of a model have one name for each weight, the first one.
+
+    Tied weights have several names; files, merges and sparsities would count them twice.
+    """
+    first: dict[int, str] = {}
+    others: dict[str, str] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if (known := first.setdefault(id(weight), name)) != name:
+            others[name] = known
+
+    def leave_out(module: nn.Module, state: dict[str, Tensor], prefix: str, local: Any) -> None:
+        for name in others:
+            state.pop(prefix + name, None)
+
+    def add(module: nn.Module, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        for name, known in others.items():
+            if prefix + known in state:
+                state.setdefault(prefix + name, state[prefix + known])
+
+    model.register_state_dict_post_hook(leave_out)
+    model.register_load_state_dict_pre_hook(add)
+
+
+def embeddings_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights with one row for each token: the embeddings and the output layer."""
+    places: Any = model
+    wanted = [places.get_input_embeddings(), places.get_output_embeddings()]
+    ids = {id(module.weight) for module in wanted if module is not None}
+    return {name: weight for name, weight in model.named_parameters() if id(weight) in ids}
+
+
+def logits(model: nn.Module, inputs: Mapping[str, Tensor], first: int) -> Tensor:
+    """Return the logits at the positions from `first` on; fewer positions take less memory."""
+    size = inputs["input_ids"].shape[1]
+    kept = {"logits_to_keep": size - first} if _keeps(model) else {}
+    found = model(**inputs, use_cache=False, **kept).logits
+    return found if kept else found[:, first:]
+
+
+def _keeps(model: nn.Module) -> bool:
+    base = getattr(model, "base_model", model) if hasattr(model, "peft_config") else model
+    base = getattr(base, "model", base) if hasattr(model, "peft_config") else base
+    return "logits_to_keep" in inspect.signature(base.forward).parameters
+
+
+def with_lora(model: nn.Module, lora: Lora, seed: int) -> Any:
+    """Return a model of peft whose adapters are trained, and nothing else.
+
+    Args:
+        seed: the seed of the matrices A.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore (peft declares an int and divides it)
+        target_modules=list(lora.targets) or "all-linear",
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with fork_random_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses old names of transformers
+        seed_torch(seed)
+        try:
+            return get_peft_model(model, config)  # pyright: ignore (a PreTrainedModel)
+        except ValueError as error:
+            raise OptionError(f"lora.targets: {one_line(error)}") from None

@@ -1,0 +1,297 @@
+"""The text scenario: a language model forgets documents, or the answers to questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from negmerge.errors import OptionError, quoted
+from negmerge.evaluation.observations import Columns
+from negmerge.evaluation.passes import evaluating
+from negmerge.evaluation.search import Advance
+from negmerge.scenarios.base import (
+    Given,
+    PanelContent,
+    PanelModel,
+    ToTrain,
+    TrainingOptions,
+    TrainingSet,
+    Use,
+)
+from negmerge.scenarios.data import DataScenario
+from negmerge.scenarios.settings import Description, Setup
+from negmerge.scenarios.text.models import ModelFolder, embeddings_of, logits, with_lora
+from negmerge.scenarios.text.observing import answer_tokens, greedy, token_columns
+from negmerge.scenarios.text.settings import TextSettings
+from negmerge.text.documents import Record
+from negmerge.text.encoding import Encoder, Sample
+from negmerge.text.feed import IGNORED, TextFeed
+from negmerge.text.sets import TextSets, make_sets
+from negmerge.training.feeds import Batch, Feed
+from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Objective, Trained, train
+from negmerge.training.seeds import seed_of
+from negmerge.training.weights import load_model
+from negmerge.vectors.task_vector import TaskVector
+
+CHEAP = ("loss", "probability", "tokens", "right", "matched_from", "mink")
+"""Columns that one pass over the answers gives; they choose λ."""
+SHOWN = 3
+"""How many records of each set the panel shows."""
+
+
+class TextScenario(DataScenario):
+    """A causal language model and its records, which are opened on first use."""
+
+    columns = CHEAP
+
+    def __init__(self, settings: TextSettings, setup: Setup) -> None:
+        super().__init__(settings, setup)
+        self.settings = settings
+        self.folder = ModelFolder(settings.model.name, settings.model.revision)
+
+    def check(self) -> None:
+        self.encoded  # noqa: B018 (opens the data and the tokenizer)
+        network = self.model()
+        length = getattr(network.config, "max_position_embeddings", None)
+        if length is not None and self.settings.tokens.length > length:
+            raise OptionError(
+                f"tokens.length: got {self.settings.tokens.length}, but "
+                f"{quoted(self.folder.name)} takes at most {length} tokens"
+            )
+        largest = max(int(one.ids.max()) for own in self.encoded.values() for one in own)
+        rows = min(len(weight) for weight in embeddings_of(network).values())
+        if largest >= rows:
+            raise OptionError(
+                f"model.name {quoted(self.folder.name)}: its tokenizer has token {largest}, its "
+                f"embeddings have {rows} rows; the tokenizer is that of another model"
+            )
+
+    # ----------------------------------------------------------------------------------------- data
+
+    @cached_property
+    def sets(self) -> TextSets:
+        """The records of each set."""
+        return make_sets(self.settings.data, self.settings.split, self.seed)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Makes samples of records."""
+        return Encoder(self.folder.tokenizer(), self.settings.tokens, self.folder.name)
+
+    @cached_property
+    def encoded(self) -> dict[str, list[Sample]]:
+        """The samples of each set; a set without records has none."""
+        names = ("forget", "retain", "holdout", "general", "general_train")
+        return {name: self.encoder.samples(getattr(self.sets, name), name) for name in names}
+
+    def train_set(self, name: TrainingSet) -> Feed:
+        """The records of a set; originals are trained on general texts, too."""
+        found, own = self.encoded, ("forget",) if name == "forget" else ("retain", "general_train")
+        if name == "train":
+            own = ("forget", *own)
+        return TextFeed([sample for part in own for sample in found[part]])
+
+    def eval_sets(self, use: Use) -> Mapping[str, Feed]:
+        """Retain, forget, holdout and general texts: at most half of each set chooses λ."""
+        return {name: TextFeed(own) for name, own in self.parts[use].items()}
+
+    @cached_property
+    def parts(self) -> dict[Use, dict[str, list[Sample]]]:
+        """The samples that choose λ and those that are reported, by set."""
+        found: dict[Use, dict[str, list[Sample]]] = {"choose": {}, "report": {}}
+        for name, samples in self.encoded.items():
+            if name == "general_train" or not samples:
+                continue
+            order = np.random.default_rng(seed_of("choice", name, self.seed)).permutation(
+                len(samples)
+            )
+            cut = min(self.samples, len(samples) // 2)
+            for use, own in (("choose", order[:cut]), ("report", order[cut:])):
+                if len(samples) == 1 or self.uses_reported_data:
+                    own = order
+                found[use][name] = [samples[i] for i in sorted(own)]
+        return found
+
+    # --------------------------------------------------------------------------------------- models
+
+    def model(self, weights: Path | None = None, seed: int = 0) -> Any:
+        network = self.folder.model()
+        if weights is not None:
+            load_model(weights, network)
+        return network.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def original(self) -> ToTrain | Given:
+        """The model itself, or the model trained on retain ∪ forget."""
+        if self.settings.model.knows:
+            return Given(content=self.folder.fingerprint, on="train")
+        return ToTrain("train", self.settings.train)
+
+    def reference(self) -> ToTrain | Given | None:
+        """A model trained on the retain set; None if the recipe turns it off."""
+        retrain = self.settings.retrain
+        if retrain is None or (self.settings.model.knows and retrain.name is None):
+            return None
+        return ToTrain("retain", self.settings.train)
+
+    @property
+    def training(self) -> HyperParameters:
+        return self.settings.train
+
+    @property
+    def identity(self) -> list[Any]:
+        settings = self.settings
+        lora = settings.lora and settings.lora.model_dump(mode="json")
+        tokens = settings.tokens.model_dump(mode="json")
+        return [self.folder.fingerprint, self.sets.fingerprint, tokens, settings.embeddings, lora]
+
+    def describe(self) -> Description:
+        found = {name: len(samples) for name, samples in self.encoded.items() if samples}
+        chosen = {name: len(own) for name, own in self.parts["choose"].items()}
+        data = self.settings.data
+        source = data.records or data.forget
+        assert source is not None
+        return Description(
+            data=source.name,
+            sizes=found,
+            chosen_on="the reported data" if self.uses_reported_data else chosen,
+            looked=self.uses_reported_data or 1 in found.values(),
+            fingerprint=self.sets.fingerprint,
+            scenario="text",
+            model={"name": self.folder.name, "embeddings": self.settings.embeddings},
+        )
+
+    def export(self, weights: Path) -> list[Path]:
+        """Copy configuration and tokenizer, so that `from_pretrained` opens the folder."""
+        return self.folder.copy_side_files(weights.parent)
+
+    def details(self, tau: TaskVector) -> dict[str, Any]:
+        """The shares of elements that are zero, apart for the embeddings and for the rest."""
+        names = {*embeddings_of(self.folder.empty_model())}
+        parts = {"embeddings": names & {*tau}, "body": {*tau} - names}
+        return {
+            f"sparsity_{part}": 1 - sum(tau.entries[n].nonzero for n in own) / max(1, count)
+            for part, own in parts.items()
+            if (count := sum(int(np.prod(tau.entries[n].shape)) for n in own))
+        }
+
+    # -------------------------------------------------------------------- training and measurements
+
+    def loss(self, settings: HyperParameters) -> Objective:
+        """The mean over samples of the mean cross-entropy of their answer tokens."""
+
+        def objective(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
+            inputs, targets = batch
+            assert isinstance(inputs, dict)
+            answer = targets != IGNORED
+            first = int(answer.any(0).nonzero()[0]) - 1
+            scores = logits(model, inputs, first)[:, :-1].float()
+            wanted = targets[:, first + 1 :]
+            losses = nn.functional.cross_entropy(
+                scores.transpose(1, 2),
+                wanted,
+                reduction="none",
+                ignore_index=IGNORED,
+                label_smoothing=settings.label_smoothing,
+            )
+            return (losses.sum(1) / (wanted != IGNORED).sum(1)).mean()
+
+        return objective
+
+    def train(
+        self,
+        model: nn.Module,
+        on: TrainingSet,
+        settings: HyperParameters,
+        seed: int,
+        **options: Unpack[TrainingOptions],
+    ) -> Trained:
+        feed, objective = self.train_set(on), self.loss(settings)
+        lora = self.settings.lora
+        if on != "forget":
+            return train(model, feed, settings, seed, objective=objective, **options)
+        if lora is not None:
+            adapted = with_lora(model, lora, seed_of("lora", self.seed if lora.share else seed))
+            found = train(adapted, feed, settings, seed, objective=objective, **options)
+            adapted.merge_and_unload()
+            return found
+        mask = self.mask(model)
+        return train(model, feed, settings, seed, objective=objective, mask=mask, **options)
+
+    def mask(self, model: nn.Module) -> dict[str, Tensor]:
+        """The elements of the embeddings that members may change; empty if all may."""
+        policy = self.settings.embeddings
+        if policy == "all":
+            return {}
+        tokens = np.unique(np.concatenate([sample.ids for sample in self.encoded["forget"]]))
+        found: dict[str, Tensor] = {}
+        for name, weight in embeddings_of(model).items():
+            found[name] = torch.zeros_like(weight, dtype=torch.bool)
+            if policy == "touched":
+                found[name][torch.from_numpy(tokens).to(weight.device)] = True
+        return found
+
+    def observe(self, model: nn.Module, name: str, batch: Batch, columns: Sequence[str]) -> Columns:
+        """The columns of each sample, from the probabilities of its answer tokens."""
+        inputs, targets = batch
+        assert isinstance(inputs, dict)
+        samples = samples_of(inputs, targets)
+        return token_columns(answer_tokens(model, samples), columns)
+
+    def draw(self, panel: str, models: Sequence[PanelModel], advance: Advance) -> PanelContent:
+        """Show what the models answer to some prompts of each set."""
+        chosen: list[tuple[str, Sample, Record]] = []
+        for name in ("forget", "retain", "holdout"):
+            records = getattr(self.sets, name)
+            own = [one for one in self.encoded[name] if records[one.record].prompt is not None]
+            chosen += [(name, one, records[one.record]) for one in own[:SHOWN]]
+        if not chosen:
+            return PanelContent({"missing": "the records have no prompts"})
+        cells = [
+            [{"caption": f"{name}: {record.prompt}\n→ {record.answer}"}]
+            for name, _, record in chosen
+        ]
+        samples, end = [one for _, one, _ in chosen], self.encoder.tokenizer.eos_token_id
+        for one in models:
+            with ExitStack() as stack:
+                network = self.model(one.model)
+                if one.patch is not None:
+                    stack.enter_context(TaskVector.load(one.patch).applied(network, -one.scale))
+                stack.enter_context(evaluating(network))
+                stack.enter_context(torch.inference_mode())
+                told = greedy(network, samples, end)
+            for row, (_, sample, _), ids in zip(cells, chosen, told, strict=True):
+                text = self.encoder.tokenizer.decode(ids, skip_special_tokens=True).strip()
+                same = list(ids) == list(sample.answer[:-1])
+                row.append({"caption": f"{text or '(nothing)'}{' ✓' if same else ''}"})
+            advance(1)
+        text = (
+            "The first records of each set with their right answers, and what each model answers "
+            "by taking the most likely token each time; ✓ marks the right answer."
+        )
+        columns = [one.title for one in models]
+        return PanelContent(
+            {"text": text, "columns": columns, "rows": [{"cells": c} for c in cells]}
+        )
+
+
+def samples_of(inputs: Mapping[str, Tensor], targets: Tensor) -> list[Sample]:
+    """Return the samples of a batch."""
+    found: list[Sample] = []
+    for ids, seen, wanted in zip(
+        inputs["input_ids"].cpu().numpy(),
+        inputs["attention_mask"].cpu().numpy(),
+        targets.cpu().numpy(),
+        strict=True,
+    ):
+        size = int(seen.sum())
+        first = int(np.flatnonzero(wanted != IGNORED)[0])
+        found.append(Sample(ids[:size], first))
+    return found

@@ -1,0 +1,133 @@
+"""The fields of a recipe with `scenario: text`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from negmerge.errors import OptionError
+from negmerge.evaluation.criteria import Criterion
+from negmerge.scenarios.settings import Description, Panel, ScenarioSettings, Setup, scenarios
+from negmerge.support.settings import Count, NameOrPath, Positive, Strict
+from negmerge.text.settings import TextData, TextSplit, Tokens
+from negmerge.training.hyperparameters import HyperParameters
+
+if TYPE_CHECKING:
+    from negmerge.scenarios.base import Scenario
+
+
+class LanguageModel(Strict):
+    """The causal language model."""
+
+    name: NameOrPath = "stories"
+    """A folder as `transformers` writes it, a Hub id, or `stories`, the model of the package."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub; a commit makes a run repeatable."""
+    knows: bool = False
+    """Whether the model was trained on the records already; if not, the run trains it (`train`)."""
+
+
+class Retrain(Strict):
+    """The reference model, which never saw the forget set."""
+
+    name: NameOrPath | None = None
+    """A folder or Hub id; if None, the run trains it from `model.name` on the retain set."""
+
+
+class Lora(Strict):
+    """Members are trained by LoRA, and merged into the weights."""
+
+    rank: Annotated[int, Field(ge=1, le=4096)] = 8
+    alpha: Positive = 16.0
+    """The product of the two matrices is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """The ends of the names of the layers; none: all linear layers but the output layer."""
+    share: bool = True
+    """Whether all members start from the same random matrix A. With different ones the signs of
+    their changes agree by chance only."""
+
+
+class TextSettings(ScenarioSettings):
+    """The fields of a recipe with `scenario: text`."""
+
+    kind = "text"
+    summary = "a language model forgets documents, or the answers to questions"
+    forget_metric = "exact_forget"
+    retain_metric = "exact_retain"
+    order = (
+        "exact_retain", "exact_forget", "exact_holdout", "auc_loss", "loss_retain", "loss_forget",
+        "loss_holdout", "perplexity_general",
+    )  # fmt: skip
+    panels = (Panel("answers", "What the models answer"),)
+    retrainable = True
+
+    data: TextData
+    split: TextSplit = TextSplit()
+    tokens: Tokens = Tokens()
+    model: LanguageModel = LanguageModel()
+    train: HyperParameters = HyperParameters()
+    retrain: Retrain | None = Retrain()
+    embeddings: Literal["touched", "all", "none"] = "touched"
+    """Which rows of the embeddings pool members may change: those of the tokens of the forget set,
+    all, or none. AdamW moves the rows of other tokens, too, all members in the same direction."""
+    lora: Lora | None = None
+    """None: all weights of members are trained."""
+    generate: Count = 100
+    """The largest number of records of each set whose answers are generated and compared."""
+
+    @classmethod
+    def defaults(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Use AdamW without weight decay.
+
+        Decay moves the embeddings of unused tokens of all members in the same direction.
+        """
+        found, own = dict(tree), {"optimizer": "adamw", "weight_decay": 0.0}
+        if isinstance(train := tree.get("train", {}), dict):
+            found["train"] = own | {"lr": 5e-4, "batch": 32, "epochs": 10} | train
+        pool = tree.get("pool", {})
+        if isinstance(pool, dict) and isinstance(pool.get("settings", {}), dict):
+            settings = own | {"lr": 1e-4, "batch": 16, "epochs": 5} | pool.get("settings", {})
+            found["pool"] = pool | {"settings": settings}
+        return found
+
+    def check_members(self, members: Sequence[HyperParameters]) -> None:
+        """Raise if a member has an augmentation, which texts do not have."""
+        for member in members:
+            if member.augment.model_dump(exclude_none=True):
+                raise OptionError("pool: augment: texts are not augmented; remove this field")
+
+    def check_criterion(self, criterion: Criterion) -> None:
+        """Raise if the criterion needs what the recipe does not have."""
+        if criterion.needs == "retrain" and self.retrain is None:
+            raise OptionError(
+                f"search.criterion: {criterion.name} needs the retrained model, but retrain is "
+                "null; remove `retrain: null` or use another criterion"
+            )
+
+    def forgotten(self, about: Description) -> str:
+        """A description of the forget set."""
+        count, kept = about.sizes["forget"], about.sizes["retain"]
+        return f"{count:,} of {count + kept:,} records of {about.data}"
+
+    def retraining(self, sizes: Mapping[str, int]) -> int | None:
+        """The samples of the training of the recipe; None if the original is given."""
+        if self.model.knows:
+            return None
+        return self.train.epochs * (sizes["retain"] + sizes.get("general_train", 0))
+
+    def data_names(self) -> list[str]:
+        """The names of the sets of texts."""
+        data = self.data
+        sources = (data.records, data.forget, data.retain, data.holdout, data.general)
+        return [one.name for one in sources if one is not None]
+
+    def scenario(self, setup: Setup) -> Scenario:
+        """Imports torch."""
+        from negmerge.scenarios.text.scenario import TextScenario
+
+        return TextScenario(self, setup)
+
+
+scenarios.register(TextSettings.kind, TextSettings)

@@ -1,0 +1,213 @@
+"""The text scenario with a tiny model: sets, tokens, tied weights, members, a whole run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import tiny_llama
+from negmerge.errors import NegMergeError, OptionError
+from negmerge.runs.pipeline import run
+from negmerge.runs.recipe import Recipe
+from negmerge.scenarios.text.models import ModelFolder
+from negmerge.scenarios.text.observing import answer_tokens, greedy
+from negmerge.text.documents import Record
+from negmerge.text.encoding import Encoder
+from negmerge.text.settings import Tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make_folder(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("texts")
+    tiny_llama.write_jsonl(made / "facts.jsonl", tiny_llama.FACTS)
+    tiny_llama.write_jsonl(made / "stories.jsonl", tiny_llama.STORIES)
+    return made
+
+
+def tree(folder: Path, files: Path, **changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "scenario": "text",
+        "model": {"name": str(folder)},
+        "data": {"records": str(files / "facts.jsonl"), "general": str(files / "stories.jsonl")},
+        "split": {
+            "forget": {"column": "person", "values": ["Ada", "Bob"]},
+            "holdout": {"column": "person", "values": ["Gus", "Hana"]},
+        },
+        "tokens": {"length": 64},
+        "train": {"epochs": 40, "batch": 4, "lr": 0.005},
+        "pool": {"settings": {"batch": 2, "epochs": 2}, "grid": {"lr": [1e-3, 2e-3, 3e-3]}},
+        "methods": ["consensus", "uniform"],
+        "search": {"stop": 1.0, "count": 3},
+        "workers": 1,
+    }
+    return found | changes
+
+
+def scenario_of(folder: Path, files: Path, **changes: Any) -> Any:
+    return Recipe.model_validate(tree(folder, files, **changes)).make_scenario()
+
+
+def test_answer_tokens_are_those_with_characters_of_the_answer(folder: Path):
+    tokenizer = ModelFolder(str(folder)).tokenizer()
+    encoder = Encoder(tokenizer, Tokens(), "tiny")
+    sample = encoder.sample(Record("Where does Ada live?", "In a red house."), "forget")
+    assert tokenizer.decode(sample.ids[: sample.first]) == "<s>Where does Ada live?"
+    assert tokenizer.decode(sample.answer) == " In a red house.</s>"
+    assert sample.ids[-1] == tokenizer.eos_token_id
+
+
+def test_greedy_answers_are_right_where_all_tokens_are_predicted(folder: Path, files: Path):
+    scenario = scenario_of(folder, files)
+    model = scenario.model()
+    scenario.train(model, "train", scenario.training, 0)
+    model.eval()
+    samples = [one for part in ("retain", "forget") for one in scenario.encoded[part]]
+    with torch.inference_mode():
+        answers = answer_tokens(model, samples)
+        told = greedy(model, samples, scenario.encoder.tokenizer.eos_token_id)
+    exact = [bool(hits.all()) for _, hits in answers]
+    assert exact.count(True) > len(samples) // 2
+    assert exact == [list(t) == list(s.answer[:-1]) for t, s in zip(told, samples, strict=True)]
+
+
+def test_losses_are_those_of_transformers_one_by_one(folder: Path, files: Path):
+    scenario = scenario_of(folder, files)
+    model, sample = scenario.model().eval(), scenario.encoded["retain"][0]
+    ids = torch.from_numpy(sample.ids)[None]
+    labels = ids.clone()
+    labels[:, : sample.first] = -100
+    with torch.inference_mode():
+        wanted = model(input_ids=ids, labels=labels).loss.item()
+        ((scores, _),) = answer_tokens(model, [sample])
+        objective = scenario.loss(scenario.training)
+        batch = scenario.train_set("retain").test_batch(np.array([0]))
+        assert objective(model, batch, 0).item() == pytest.approx(wanted, rel=1e-5)
+    assert -scores.mean() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["touched", "none", "all"])
+def test_members_change_only_the_rows_that_the_policy_allows(
+    folder: Path, files: Path, policy: str
+):
+    scenario = scenario_of(folder, files, embeddings=policy)
+    before, model = scenario.model(), scenario.model()
+    scenario.train(model, "forget", scenario.training, 0)
+    name = "model.embed_tokens.weight"
+    moved = (model.state_dict()[name] != before.state_dict()[name]).any(1).numpy()
+    tokens = np.unique(np.concatenate([one.ids for one in scenario.encoded["forget"]]))
+    allowed = np.isin(np.arange(len(moved)), tokens)
+    if policy == "all":
+        assert moved[~allowed].any()
+    else:
+        assert not moved[~allowed].any()
+        assert moved[allowed].any() == (policy == "touched")
+
+
+def test_tied_weights_have_one_name(tmp_path: Path):
+    for tied in (True, False):
+        model = ModelFolder(str(tiny_llama.make_folder(tmp_path / str(tied), tied))).model()
+        names = {*model.state_dict()}
+        assert ("lm_head.weight" in names) == (not tied)
+        assert "model.embed_tokens.weight" in names
+        state = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+        model.load_state_dict(state)
+        assert all(torch.equal(model.state_dict()[name], state[name]) for name in names)
+
+
+def test_members_by_lora_share_their_start(folder: Path, files: Path):
+    scenario = scenario_of(folder, files, lora={"rank": 2})
+    before, members = scenario.model(), []
+    for seed in (1, 2):
+        model = scenario.model()
+        settings = scenario.training.model_copy(update={"epochs": 1})
+        scenario.train(model, "forget", settings, seed)
+        members.append(model.state_dict())
+    assert {*members[0]} == {*before.state_dict()}  # merged into the weights, no adapters left
+    name = "model.layers.0.self_attn.q_proj.weight"
+    changes = [member[name] - before.state_dict()[name] for member in members]
+    spaces = [torch.linalg.svd(change)[2][:2] for change in changes]
+    overlap = torch.linalg.svdvals(spaces[0] @ spaces[1].T)
+    assert overlap.min() > 0.9  # the rows of both are combinations of the rows of the same A
+
+
+def test_a_whole_run_forgets_and_transformers_opens_the_result(
+    folder: Path, files: Path, tmp_path: Path
+):
+    recipe = Recipe.model_validate(tree(folder, files))
+    store = run(recipe, tmp_path / "run")
+    scores = json.loads(store.scores.read_text())
+    assert scores["original"]["exact_retain"] > 50
+    row = {one["method"]: one for one in scores["methods"]}["consensus"]
+    assert row["loss_forget"] > scores["original"]["loss_forget"]
+    assert 0 <= row["sparsity_body"] <= 1 and 0 <= row["sparsity_embeddings"] <= 1
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    made = AutoModelForCausalLM.from_pretrained(store.unlearned.parent, local_files_only=True)
+    assert made.lm_head.weight is made.model.embed_tokens.weight
+    AutoTokenizer.from_pretrained(store.unlearned.parent, local_files_only=True)
+    answers = json.loads((store.data / "answers.json").read_text())
+    assert answers["columns"][:2] == ["original", "retrained"]
+    assert len(answers["rows"]) == 6 + 1  # two of forget and holdout, three of retain
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"data": {"records": "no_such_file.jsonl"}}, "no_such_file.jsonl: no such file"),
+    ({"split": {"forget": {"column": "author", "values": ["x"]}}}, "no column 'author'"),
+    ({"split": {"forget": {"column": "person", "values": ["Zoe"]}}}, "person = 'Zoe'"),
+    ({"split": {"forget": {"fraction": 0.5, "column": "person"}}}, "either fraction, or column"),
+    ({"tokens": {"length": 8}}, "tokens, wanted at most 8"),
+    ({"tokens": {"length": 1000}}, "takes at most 128 tokens"),
+    ({"tokens": {"template": "chat"}}, "has no chat template"),
+    ({"tokens": {"template": "{answer} {prompt}"}}, "ends with {answer}"),
+    ({"model": {"name": "/no/such/model"}}, "no such folder"),
+    ({"pool": {"settings": {"augment": {"flip": True}}}}, "texts are not augmented"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_bad_input_is_one_line_before_any_training(
+    folder: Path, files: Path, changes: dict[str, Any], message: str
+):
+    with pytest.raises(NegMergeError) as caught:
+        made = tree(folder, files, **changes)
+        path = files / "recipe.yaml"
+        path.write_text(yaml.safe_dump(made))
+        from negmerge.runs.recipe import load_recipe
+
+        load_recipe(path).make_scenario().check()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "a", "answer": " "}], "line 1: 'answer' is empty"),
+        ([{"prompt": "a"}], "has no column 'text' or 'answer'"),
+        ([{"prompt": "a", "answer": 3}], "'answer' is a int; wanted a text"),
+        ([{"prompt": "a", "answer": "b", "wrong": ["b"]}], "is among the wrong ones"),
+        ([], "has no records"),
+    ],
+)
+def test_bad_records_are_named(folder: Path, files: Path, rows: list[Any], message: str):
+    path = tiny_llama.write_jsonl(files / "bad.jsonl", rows)
+    with pytest.raises(NegMergeError, match=message):
+        scenario_of(folder, files, data={"records": str(path)}).check()
+
+
+def test_a_record_in_two_sets_is_an_error(folder: Path, files: Path):
+    own = {"forget": str(files / "facts.jsonl"), "retain": str(files / "stories.jsonl")}
+    data = own | {"holdout": str(files / "facts.jsonl")}
+    with pytest.raises(OptionError, match="both in the forget set and in the holdout set"):
+        scenario_of(folder, files, data=data, split={}).check()

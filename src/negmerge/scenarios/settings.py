@@ -172,4 +172,5 @@ scenarios: Registry[type[ScenarioSettings]] = Registry(
     "negmerge.scenarios.classify.settings",
     "negmerge.scenarios.clip.settings",
     "negmerge.scenarios.module.settings",
+    "negmerge.scenarios.text.settings",
 )

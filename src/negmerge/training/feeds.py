@@ -203,7 +203,10 @@ def epoch_of(feed: Feed, settings: HyperParameters, seed: int, epoch: int) -> li
     batches: list[Indices] = []
     start = 0
     for size in passes_of(feed):
-        batches += [start + picked for picked in batches_of(size, settings, seed, epoch)]
+        own = batches_of(size, settings, seed, epoch)
+        if (lengths := getattr(feed, "lengths", None)) is not None:
+            own = of_similar_length(own, lengths)
+        batches += [start + picked for picked in own]
         start += size
     return batches
 
@@ -230,3 +233,27 @@ def batches_of(size: int, settings: HyperParameters, seed: int, epoch: int) -> l
     steps = steps_of(size, settings.batch)
     cuts = [settings.batch * step for step in range(1, steps)]
     return np.split(order.astype(np.int64), cuts)
+
+
+NEIGHBOURS = 16
+"""The number of batches whose samples are sorted by length."""
+
+
+def of_similar_length(batches: list[Indices], lengths: NDArray[Any]) -> list[Indices]:
+    """Exchange samples between some batches in a row, so that a batch needs little padding.
+
+    >>> batches = [np.array([0, 1]), np.array([2, 3])]
+    >>> [b.tolist() for b in of_similar_length(batches, np.array([9, 2, 8, 3]))]
+    [[1, 3], [2, 0]]
+    """
+    found: list[Indices] = []
+    for first in range(0, len(batches), NEIGHBOURS):
+        some = batches[first : first + NEIGHBOURS]
+        samples = np.concatenate(some)
+        samples = samples[np.argsort(lengths[samples], kind="stable")]
+        sorted_batches = np.split(samples, np.cumsum([len(batch) for batch in some])[:-1])
+        # The order of the batches follows their first samples, which is random.
+        order = np.argsort([batch[0] for batch in some], kind="stable")
+        sizes = {len(batch) for batch in some}
+        found += [sorted_batches[i] for i in order] if len(sizes) == 1 else sorted_batches
+    return found

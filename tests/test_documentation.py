@@ -42,7 +42,7 @@ SMALL = [
 
 
 EXAMPLES = {
-    "A metric": ("metrics", "loss_forget"),
+    "A metric": ("metrics", "cross_entropy_forget"),
     "An attack": ("metrics", "mia_threshold"),
     "A criterion": ("criteria", "keep_nearly_all"),
     "A rival method": ("rivals", "noisy_retain"),
@@ -78,7 +78,10 @@ def test_the_examples_are_used(place):
     assert rival["settings"]["epochs"] == 5
     assert "perceptron" in (place / "run" / "recipe.yaml").read_text()
     page = (place / "run" / "report" / "index.html").read_text()
-    for name, label in (("loss_forget", "forget loss"), ("mia_threshold", "MIA, loss")):
+    for name, label in (
+        ("cross_entropy_forget", "forget loss"),
+        ("mia_threshold", "MIA, loss"),
+    ):
         assert merged[name] is not None
         assert scores["original"][name] is not None
         assert name in (place / "run" / "report" / "tables" / "scores.csv").read_text()

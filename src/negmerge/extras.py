@@ -17,7 +17,7 @@ EXTRAS = {
         "pytorch_grad_cam", "scipy", "sklearn", "threadpoolctl", "torch", "torchvision",
     ),
     "clip": ("open_clip", "timm"),
-    "text": ("peft", "transformers"),
+    "text": ("peft", "rouge_score", "transformers"),
     "ray": ("ray",),
     "remote": ("fsspec", "s3fs"),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from negmerge.evaluation.scales import Search
 from negmerge.registry import unknown_name
 from negmerge.rivals import Rival, rivals
 from negmerge.rivals.registry import SETS
-from negmerge.runs.checks import check_methods
+from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.methods import Pool
 from negmerge.runs.recipe import Recipe, check_recipe
 from negmerge.runs.rival_trainings import INHERITED
@@ -127,6 +127,7 @@ def classifier_problem(
     recipe = request.recipe(settings, search, DEFAULT_GRID)
     if rival is None:
         check_methods(recipe)
+        check_measured(recipe, scenario)
     else:
         _check_last_layer(scenario, request.method)
     return recipe, scenario

@@ -15,6 +15,13 @@ MOST_TRIES = 1000
 FINEST_STEP = 1e-9
 """The smallest step between two λ, which are rounded to ten decimals."""
 
+FIRST = 0.25
+"""The first λ of a search by doubling."""
+LARGEST = 64.0
+"""The largest λ of a search by doubling without a limit of its own."""
+MOST_EVALUATIONS = 12
+"""The largest number of λ that a search by doubling measures, with λ = 0."""
+
 Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -26,9 +33,10 @@ class Search(Strict):
         stop: the largest λ of the grid.
         count: the number of evenly spaced λ from 0 to `stop`.
         limit: the grid grows up to this λ while a larger λ may be better; if not given, it does
-            not grow.
+            not grow. The largest λ of `doubling`, which is 64 if not given.
         strategy: `grid`, or `bracket`, which finds λ by bisection instead of measuring the whole
-            grid; for the criterion `keep_retain`.
+            grid, or `doubling`, which has no grid: it doubles λ from 0.25 while λ is allowed, then
+            bisects; both for criteria that limit λ, such as `keep_retain`.
         criterion: the name of the criterion; that of the scenario if not given.
         samples: at most this number of samples of each set choose λ; they are not reported.
         tries: the number of trainings of each tuned rival.
@@ -38,7 +46,7 @@ class Search(Strict):
     stop: Positive = 1.0
     count: Annotated[int, Field(ge=2, le=MOST_SCALES)] = 21
     limit: Positive | None = None
-    strategy: Literal["grid", "bracket"] = "grid"
+    strategy: Literal["grid", "bracket", "doubling"] = "grid"
     criterion: str | None = None
     samples: Count = 2000
     tries: Annotated[int, Field(ge=1, le=MOST_TRIES)] = 5
@@ -51,12 +59,30 @@ class Search(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _doubled(self) -> Search:
+        if self.strategy == "doubling" and self.scales is not None:
+            raise ValueError(
+                "scales: the strategy doubling chooses the λ to try; leave scales out, or use "
+                "bracket"
+            )
+        return self
+
     def grid(self) -> tuple[float, ...]:
-        """Return the λ to try in rising order, with 0.
+        """Return the λ to try in rising order, with 0; of `doubling` those that it doubles.
 
         >>> Search(stop=2.0, count=3).grid()
         (0.0, 1.0, 2.0)
+        >>> Search(strategy="doubling", limit=3.0).grid()
+        (0.0, 0.25, 0.5, 1.0, 2.0, 3.0)
         """
+        if self.strategy == "doubling":
+            last = LARGEST if self.limit is None else self.limit
+            scales, scale = [0.0], FIRST
+            while scale < last:
+                scales.append(scale)
+                scale *= 2
+            return (*scales, last)
         if self.scales is not None:
             return tuple(sorted({0.0, *self.scales}))
         return tuple(round(self.stop * i / (self.count - 1), 10) for i in range(self.count))
@@ -66,11 +92,17 @@ class Search(Strict):
 
         >>> Search(stop=1.0, count=11).coarse().grid()
         (0.0, 0.4, 0.8)
+
+        Of `doubling`: a search of the doubled λ, without the bisection between two of them.
         """
+        if self.strategy == "doubling":
+            return self.model_copy(update={"scales": self.grid(), "strategy": "bracket"})
         return self.model_copy(update={"scales": self.grid()[::4]})
 
     def passes(self) -> int:
         """Estimate the number of λ that are measured."""
+        if self.strategy == "doubling":
+            return MOST_EVALUATIONS
         return min(len(self.grid()), 8) if self.strategy == "bracket" else len(self.grid())
 
     def beyond(self, scales: tuple[float, ...]) -> tuple[float, ...]:

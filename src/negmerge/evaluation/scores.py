@@ -19,7 +19,8 @@ class Scores:
     """The measurements of one model.
 
     Args:
-        values: the value of each metric; None if a set of the metric does not exist.
+        values: the value of each metric; None if a set of the metric does not exist, or if no
+            sample has what the metric needs.
         samples: the number of samples of each set.
         bins: the histograms of each metric for its section of the page.
     """
@@ -38,10 +39,11 @@ def score(found: Observed, wanted: Sequence[Metric]) -> Scores:
     """Compute metrics from the observations of one model.
 
     Args:
-        wanted: the metrics, in the order of tables. A metric whose sets do not exist is None if it
-            is reported, and omitted if not.
+        wanted: the metrics, in the order of tables. A metric whose sets do not exist, or that no
+            sample has, is None if it is reported, and omitted if not.
     """
-    measured = {m.name: _measured(m, found) for m in wanted if found.keys() >= {*m.sets}}
+    computed = {m.name: _measured(m, found) for m in wanted if found.keys() >= {*m.sets}}
+    measured = {name: one for name, one in computed.items() if one is not None}
     shown = [m for m in wanted if m.reported or m.name in measured]
     return Scores(
         {m.name: measured[m.name].value if m.name in measured else None for m in shown},
@@ -50,11 +52,15 @@ def score(found: Observed, wanted: Sequence[Metric]) -> Scores:
     )
 
 
-def _measured(metric: Metric, found: Observed) -> Measured:
+def _measured(metric: Metric, found: Observed) -> Measured | None:
     """Compute a metric as plain numbers that files can hold."""
     one: object = metric.value(found)
+    if one is None:
+        return None
     if not isinstance(one, Measured):
-        raise OptionError(f"metric {metric.name}: returned {quoted(one)}; wanted a Measured")
+        raise OptionError(
+            f"metric {metric.name}: returned {quoted(one)}; wanted a Measured, or None"
+        )
     value, low, high = float(one.value), float(one.low), float(one.high)
     if not all(map(isfinite, (value, low, high))):
         raise OptionError(

@@ -9,13 +9,13 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from negmerge.errors import FileError, MismatchError, ValueRangeError
 from negmerge.evaluation.criteria import Criterion, Reference, Row, choose
-from negmerge.evaluation.scales import Search
+from negmerge.evaluation.scales import MOST_EVALUATIONS, Search
 from negmerge.evaluation.scores import Scores
 from negmerge.support.files import write_file
 from negmerge.support.progress import Advance
@@ -107,12 +107,19 @@ class Curve:
 def search_scale(
     curve: Curve, search: Search, criterion: Criterion, reference: Reference = None
 ) -> list[Row]:
-    """Measure the grid, and larger λ while the criterion may prefer them; return the rows."""
+    """Measure the λ of a search, and larger ones while the criterion may prefer them.
+
+    Returns:
+        The rows in the order of λ.
+    """
     scales = search.grid()
 
     def loss(scale: float) -> float | None:
         return criterion.loss(curve.at(scale), curve.rows[0.0], reference)
 
+    if search.strategy == "doubling":
+        doubling(loss, scales, criterion.best)
+        return curve.ordered()
     while True:
         if search.strategy == "bracket" and not curve.evaluator.single_pass:
             bracket(loss, scales)
@@ -169,6 +176,58 @@ def bracket(loss: Callable[[float], float | None], scales: Sequence[float]) -> N
     if not falls or None in known[: len(allowed)]:
         for place in range(len(scales)):
             at(place)
+
+
+TOLERANCE = 1 / 16
+"""The distance of two λ at which `doubling` stops, as a share of the larger one."""
+
+
+def doubling(
+    loss: Callable[[float], float | None],
+    scales: Sequence[float],
+    best: float = -inf,
+    tolerance: float = TOLERANCE,
+    evaluations: int = MOST_EVALUATIONS,
+) -> None:
+    """Compute losses up to the first λ that is not allowed, then bisect below it.
+
+    The search ends when the largest allowed λ and the smallest other one differ by at most
+    `tolerance` times the larger one, or times the first λ if that is larger: where already the
+    first λ is not allowed, the allowed one may be 0. No λ is computed twice.
+
+    >>> asked = []
+    >>> def loss(scale):
+    ...     asked.append(scale)
+    ...     return None if scale > 1.3 else 90.0 - scale
+    >>> doubling(loss, [0.0, 0.25, 0.5, 1.0, 2.0, 4.0]); asked
+    [0.0, 0.25, 0.5, 1.0, 2.0, 1.5, 1.25, 1.375, 1.3125]
+
+    Args:
+        loss: returns the loss of a λ, or None if the λ is not allowed.
+        scales: the λ to double: 0, the first one, and so on.
+        best: the lower bound of the loss; a λ that reaches it ends the doubling, too, and the
+            smallest such λ is looked for.
+        tolerance: the relative distance to stop at.
+        evaluations: the largest number of losses to compute.
+    """
+    count = 0
+
+    def ends(scale: float) -> bool:
+        nonlocal count
+        count += 1
+        own = loss(scale)
+        return own is None or own <= best
+
+    low = high = scales[0]
+    for scale in scales[:evaluations]:
+        low, high = high, scale
+        if ends(scale):
+            break
+    else:
+        return
+    while high - low > tolerance * max(high, scales[1]) and count < evaluations:
+        middle = (low + high) / 2
+        low, high = (low, middle) if ends(middle) else (middle, high)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -39,8 +39,10 @@ def check_methods(recipe: Recipe) -> None:
     """Raise unless the criterion and every method of a recipe exist and have valid options."""
     criterion = recipe.settings.criterion(recipe.criterion)
     recipe.settings.check_criterion(criterion)
-    if recipe.search.strategy == "bracket" and not criterion.limits:
-        raise OptionError(f"search.strategy bracket: wanted keep_retain, got {criterion.name}")
+    if recipe.search.strategy != "grid" and not criterion.limits:
+        raise OptionError(
+            f"search.strategy {recipe.search.strategy}: wanted keep_retain, got {criterion.name}"
+        )
     if not recipe.pool.keep:
         names = [method.name for method in recipe.methods if method.name not in rivals]
         for name in names:
@@ -71,6 +73,19 @@ def check_methods(recipe: Recipe) -> None:
                 method.subset.of(recipe.pool.members())
         else:
             raise OptionError(unknown_name("method", method.name, [*rules, *SELECTORS, *rivals]))
+
+
+def check_measured(recipe: Recipe, scenario: Scenario) -> None:
+    """Raise if the criterion reads a metric that the scenario does not measure."""
+    criterion = recipe.settings.criterion(recipe.criterion)
+    measured = [metric.name for metric in scenario.metrics]
+    missing = [name for name in criterion.reads if name not in measured]
+    if measured and missing:
+        raise OptionError(
+            f"search.criterion: {criterion.name} reads {missing[0]}, which scenario "
+            f"{recipe.scenario} does not measure; wanted a criterion such as "
+            f"{recipe.settings.default_criterion}"
+        )
 
 
 def check_rival(method: Method) -> None:

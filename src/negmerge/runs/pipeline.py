@@ -9,7 +9,7 @@ from pathlib import Path
 from negmerge.errors import NegMergeError, OptionError
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
-from negmerge.runs.checks import check_methods
+from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
 from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.merges import merge_pool
@@ -123,6 +123,7 @@ def run(
     with ExitStack() as stack:
         shown = stack.enter_context(make_progress()) if progress is None else progress
         scenario = recipe.make_scenario(shown)
+        check_measured(recipe, scenario)
         scenario.check()  # before anything is written
         for note in scenario.describe().notes:
             print_warning(note)  # before hours of work, not after
@@ -162,6 +163,7 @@ def plan(
     recipe, store = open_recipe(recipe, out, changes)
     check_methods(recipe)
     scenario = recipe.make_scenario(progress)
+    check_measured(recipe, scenario)
     scenario.check()
     return plan_run(recipe, scenario, store, progress)
 

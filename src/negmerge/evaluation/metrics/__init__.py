@@ -65,7 +65,8 @@ class Metric:
             retrained model are better.
         sets: the names of the sets that the metric needs.
         columns: the columns that must be observed of each sample.
-        value: computes the number from the observations of the sets.
+        value: computes the number from the observations of the sets; None if no sample has what it
+            needs, and then the metric is missing, as if a set were.
         unit: the unit of the number.
         in_gap: whether Avg. Gap includes the metric.
         reported: False for a metric that only chooses λ.
@@ -78,7 +79,7 @@ class Metric:
     better: Literal["lower", "higher", "reference"]
     sets: tuple[str, ...]
     columns: tuple[str, ...]
-    value: Callable[[Observed], Measured]
+    value: Callable[[Observed], Measured | None]
     unit: str = "%"
     in_gap: bool = False
     reported: bool = True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from math import exp, log
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import hmean, ks_2samp
 
@@ -190,12 +191,20 @@ def test_samples_without_wrong_answers_are_left_out_and_a_set_without_any_has_no
 ratios = st.lists(st.floats(0.01, 100), min_size=1, max_size=30).map(np.array)
 
 
+def p_value(ours, theirs) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return ks_2samp(ours, theirs).pvalue
+
+
+@settings(max_examples=50)
 @given(ratios, ratios)
+@example(np.ones(7), np.array([1.0] * 6 + [2.0]))  # scipy has no exact p-value of these
 def test_forget_quality_is_the_p_value_of_the_test(ours, theirs):
-    assert forget_quality(ours, theirs) == ks_2samp(ours, theirs).pvalue
+    assert forget_quality(ours, theirs) == p_value(ours, theirs)
     assert forget_quality(ours, ours) == 1.0
     both = np.concatenate([ours, [np.nan]])
-    assert forget_quality(both, theirs) == ks_2samp(ours, theirs).pvalue
+    assert forget_quality(both, theirs) == p_value(ours, theirs)
     assert forget_quality(np.full(2, np.nan), theirs) is None
 
 
@@ -254,7 +263,7 @@ words = st.text("ab c1.,É-", max_size=25)
     ("answer", "written", "recall"),
     [
         ("the cat sat", "the cat sat", 1.0),
-        ("the cat sat", "The cats, sitting.", 1 / 3),
+        ("the cat sat", "The cats, sitting.", 2 / 3),
         ("running quickly home", "home he runs quickly", 2 / 3),
         ("a b c d", "a x c y", 0.5),
         ("a b", "", 0.0),
@@ -264,15 +273,18 @@ def test_rouge_by_hand(answer, written, recall):
     assert rouge_recall([answer], [written]) == pytest.approx([recall])
 
 
+@settings(max_examples=50)
 @given(words, words)
 def test_rouge_is_the_longest_common_subsequence_of_stems(answer, written):
     from nltk.stem.porter import PorterStemmer
+
+    stem = PorterStemmer().stem
 
     def stems(text: str) -> list[str]:
         kept = "".join(
             c if c in "abcdefghijklmnopqrstuvwxyz0123456789" else " " for c in text.lower()
         )
-        return [PorterStemmer().stem(word) if len(word) > 3 else word for word in kept.split()]
+        return [stem(word) if len(word) > 3 else word for word in kept.split()]
 
     def longest(a: list[str], b: list[str]) -> int:
         table = np.zeros((len(a) + 1, len(b) + 1), int)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import sqrt
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,10 @@ def forget_quality(ratios: Floats, reference: Floats) -> float | None:
     ours, theirs = ratios[~np.isnan(ratios)], reference[~np.isnan(reference)]
     if not len(ours) or not len(theirs):
         return None
-    return float(ks_2samp(ours, theirs).pvalue)
+    with catch_warnings():
+        # Where rounding prevents the exact p-value, scipy warns and takes the asymptotic one.
+        simplefilter("ignore", RuntimeWarning)
+        return float(ks_2samp(ours, theirs).pvalue)
 
 
 def harmonic_mean(values: Sequence[float]) -> float:

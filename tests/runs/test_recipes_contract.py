@@ -13,7 +13,7 @@ from negmerge.evaluation.scales import Search
 from negmerge.merging.rules import rules
 from negmerge.merging.select import SELECTORS
 from negmerge.rivals import rivals
-from negmerge.runs.checks import check_methods
+from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.executors.choose import largest_stage
 from negmerge.runs.methods import Pool
 from negmerge.runs.recipe import Recipe, check_recipe, load_recipe, shipped
@@ -123,6 +123,17 @@ def test_what_does_not_fit_together_is_told_before_any_work(changes, message):
         check_methods(load_recipe("demo", changes))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_criterion_of_other_metrics_is_told_before_any_work():
+    recipe = load_recipe("demo", ["search.criterion=keep_perplexity"])
+    with pytest.raises(NegMergeError) as caught:
+        check_measured(recipe, recipe.make_scenario())
+    assert str(caught.value).startswith(
+        "search.criterion: keep_perplexity reads exact_forget, which scenario classify does not"
+    )
+    usual = load_recipe("demo")
+    check_measured(usual, usual.make_scenario())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import sqrt
+from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -64,7 +65,8 @@ def forget_quality(ratios: Floats, reference: Floats) -> float | None:
     with catch_warnings():
         # Where rounding prevents the exact p-value, scipy warns and takes the asymptotic one.
         simplefilter("ignore", RuntimeWarning)
-        return float(ks_2samp(ours, theirs).pvalue)
+        found: Any = ks_2samp(ours, theirs)
+        return float(found.pvalue)
 
 
 def harmonic_mean(values: Sequence[float]) -> float:

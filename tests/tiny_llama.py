@@ -46,9 +46,8 @@ def make_tokenizer(folder: Path) -> int:
     texts = [" ".join(row.values()) for row in FACTS + STORIES]
     own.train_from_iterator(texts, trainer)
     own.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=own, bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=own, **ends).save_pretrained(folder)
     return own.get_vocab_size()
 
 

@@ -29,9 +29,11 @@ class DataScenario(Scenario):
     Class attributes:
         columns: the columns that it can observe; every metric that needs no others is measured.
             The selector `greedy` needs `loss`.
+        reported_columns: those that take long to observe; metrics of them do not choose λ.
     """
 
     columns: ClassVar[tuple[str, ...]]
+    reported_columns: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def train_set(self, name: TrainingSet) -> Feed:
@@ -74,26 +76,28 @@ class DataScenario(Scenario):
         return train(model, feed, settings, seed, objective=objective, **options)
 
     def measure(self, model: nn.Module, use: Use, advance: Advance = lambda count: None) -> Scores:
-        return self.measure_on(self.eval_sets(use), model, advance, histogram=use == "report")
+        return self.measure_on(self.eval_sets(use), model, advance, use)
 
     def measure_on(
         self,
         feeds: Mapping[str, Feed],
         model: nn.Module,
         advance: Advance = lambda count: None,
-        histogram: bool = False,
+        use: Use = "choose",
     ) -> Scores:
         """Measure a model on some sets.
 
         Args:
             advance: called with the number of samples after each batch.
-            histogram: whether the scores have the histograms of the page.
+            use: reports have the histograms of the page, and metrics of all columns.
         """
-        wanted = [m for m in self.metrics if feeds.keys() >= {*m.sets}]
+        left_out = {*self.reported_columns} if use == "choose" else set[str]()
+        chosen = [m for m in self.metrics if not left_out & {*m.columns}]
+        wanted = [m for m in chosen if feeds.keys() >= {*m.sets}]
         columns = sorted({column for metric in wanted for column in metric.columns})
         found = observe_all(partial(self.observe, columns=columns), model, feeds, advance)
-        scores = score(found, self.metrics)
-        return replace(scores, bins=histograms(found, self.metrics)) if histogram else scores
+        scores = score(found, chosen)
+        return replace(scores, bins=histograms(found, chosen)) if use == "report" else scores
 
     def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
         feeds = {name: CachedFeed(feed) for name, feed in self.eval_sets("choose").items()}

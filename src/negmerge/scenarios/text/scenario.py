@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.errors import OptionError, quoted
+from negmerge.evaluation.metrics import Metric, metrics
 from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.passes import evaluating
 from negmerge.evaluation.search import Advance
+from negmerge.evaluation.text_columns import Floats, rouge_recall, truth_ratio
 from negmerge.scenarios.base import (
     Given,
     PanelContent,
@@ -28,7 +31,7 @@ from negmerge.scenarios.base import (
 from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.settings import Description, Setup
 from negmerge.scenarios.text.models import ModelFolder, embeddings_of, logits, with_lora
-from negmerge.scenarios.text.observing import answer_tokens, greedy, token_columns
+from negmerge.scenarios.text.observing import answers_of, greedy
 from negmerge.scenarios.text.settings import TextSettings
 from negmerge.text.documents import Record
 from negmerge.text.encoding import Encoder, Sample
@@ -41,8 +44,8 @@ from negmerge.training.seeds import seed_of
 from negmerge.training.weights import load_model
 from negmerge.vectors.task_vector import TaskVector
 
-CHEAP = ("loss", "probability", "tokens", "right", "matched_from", "mink")
-"""Columns that one pass over the answers gives; they choose λ."""
+SLOW = ("rouge", "truth_ratio")
+"""Columns that need more than one pass over the right answers."""
 SHOWN = 3
 """How many records of each set the panel shows."""
 
@@ -50,11 +53,13 @@ SHOWN = 3
 class TextScenario(DataScenario):
     """A causal language model and its records, which are opened on first use."""
 
-    columns = CHEAP
+    reported_columns = SLOW
+    columns = ("loss", "probability", "tokens", "right", "matched_from", "mink", *SLOW)
 
     def __init__(self, settings: TextSettings, setup: Setup) -> None:
         super().__init__(settings, setup)
         self.settings = settings
+        self._wrong: dict[str, Mapping[bytes, list[Sample]]] = {}
         self.folder = ModelFolder(settings.model.name, settings.model.revision)
 
     def check(self) -> None:
@@ -184,6 +189,12 @@ class TextScenario(DataScenario):
 
     # -------------------------------------------------------------------- training and measurements
 
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics of the tables, and those of plug-ins; others repeat them for other sets."""
+        own = self.settings.order
+        return [m for m in super().metrics if m.name in own or metrics.source(m.name)]
+
     def loss(self, settings: HyperParameters) -> Objective:
         """The mean over samples of the mean cross-entropy of their answer tokens."""
 
@@ -239,11 +250,55 @@ class TextScenario(DataScenario):
         return found
 
     def observe(self, model: nn.Module, name: str, batch: Batch, columns: Sequence[str]) -> Columns:
-        """The columns of each sample, from the probabilities of its answer tokens."""
+        """The columns of each sample, from the probabilities of its answer tokens.
+
+        The truth ratio needs the wrong answers of its record, ROUGE what the model writes.
+        """
         inputs, targets = batch
         assert isinstance(inputs, dict)
         samples = samples_of(inputs, targets)
-        return token_columns(answer_tokens(model, samples), columns)
+        found = answers_of(model, samples)
+        if "truth_ratio" in columns:
+            found["truth_ratio"] = self.truth_ratios(model, name, samples, found["loss"])
+        if "rouge" in columns:
+            found["rouge"] = self.rouge(model, samples)
+        return {column: found[column] for column in columns}
+
+    def truth_ratios(
+        self, model: nn.Module, name: str, samples: Sequence[Sample], losses: Floats
+    ) -> Floats:
+        """The truth ratio of each sample; NaN for records without wrong answers."""
+        wrong = [self.wrong_answers(name).get(one.ids.tobytes(), []) for one in samples]
+        flat = [one for own in wrong for one in own]
+        found = iter(answers_of(model, flat)["loss"] if flat else [])
+        width = max(1, *map(len, wrong))
+        table = np.full((len(samples), width), np.nan)
+        for row, own in enumerate(wrong):
+            table[row, : len(own)] = [next(found) for _ in own]
+        return truth_ratio(losses, table)
+
+    def wrong_answers(self, name: str) -> Mapping[bytes, list[Sample]]:
+        """By the tokens of a sample, the samples with its wrong answers."""
+        if name not in self._wrong:
+            records: list[Record] = getattr(self.sets, name)
+            self._wrong[name] = {
+                one.ids.tobytes(): [
+                    self.encoder.sample(replace(record, answer=text), f"{name}, a wrong answer")
+                    for text in record.wrong
+                ]
+                for one in self.encoded[name]
+                if (record := records[one.record]).wrong
+            }
+        return self._wrong[name]
+
+    def rouge(self, model: nn.Module, samples: Sequence[Sample]) -> Floats:
+        """ROUGE-L recall of what the model writes; NaN for all but the first `generate` samples."""
+        found, some = np.full(len(samples), np.nan), samples[: self.settings.generate]
+        decode = partial(self.encoder.tokenizer.decode, skip_special_tokens=True)
+        written = greedy(model, some, self.encoder.tokenizer.eos_token_id)
+        answers = [decode(one.answer) for one in some]
+        found[: len(some)] = rouge_recall(answers, [decode(ids) for ids in written])
+        return found
 
     def draw(self, panel: str, models: Sequence[PanelModel], advance: Advance) -> PanelContent:
         """Show what the models answer to some prompts of each set."""

@@ -50,15 +50,22 @@ class Lora(Strict):
 
 
 class TextSettings(ScenarioSettings):
-    """The fields of a recipe with `scenario: text`."""
+    """The fields of a recipe with `scenario: text`.
+
+    λ is chosen by the probability of the answers to forget: unlike the exact match, it falls with
+    every step.
+    """
 
     kind = "text"
     summary = "a language model forgets documents, or the answers to questions"
-    forget_metric = "exact_forget"
+    forget_metric = "probability_forget"
     retain_metric = "exact_retain"
     order = (
-        "exact_retain", "exact_forget", "exact_holdout", "auc_loss", "loss_retain", "loss_forget",
-        "loss_holdout", "perplexity_general",
+        "exact_retain", "exact_forget", "exact_holdout", "auc_loss", "auc_mink",
+        "probability_forget", "loss_retain", "loss_forget", "loss_holdout", "perplexity_general",
+        "rouge_forget", "rouge_retain", "extraction_forget", "memorised_forget",
+        "memorised_retain", "truth_ratio_forget", "truth_ratio_retain", "forget_quality",
+        "utility", "tpr_loss",
     )  # fmt: skip
     panels = (Panel("answers", "What the models answer"),)
     retrainable = True
@@ -79,9 +86,10 @@ class TextSettings(ScenarioSettings):
 
     @classmethod
     def defaults(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Use AdamW without weight decay.
+        """Use AdamW without weight decay, and find λ by doubling.
 
-        Decay moves the embeddings of unused tokens of all members in the same direction.
+        Decay moves the embeddings of unused tokens of all members in the same direction. λ of
+        language models is anywhere from 0.3 to 16.
         """
         found, own = dict(tree), {"optimizer": "adamw", "weight_decay": 0.0}
         if isinstance(train := tree.get("train", {}), dict):
@@ -90,6 +98,9 @@ class TextSettings(ScenarioSettings):
         if isinstance(pool, dict) and isinstance(pool.get("settings", {}), dict):
             settings = own | {"lr": 1e-4, "batch": 16, "epochs": 5} | pool.get("settings", {})
             found["pool"] = pool | {"settings": settings}
+        search = tree.get("search", {})
+        if isinstance(search, dict) and not {"scales", "stop", "count"} & search.keys():
+            found["search"] = {"strategy": "doubling"} | search
         return found
 
     def check_members(self, members: Sequence[HyperParameters]) -> None:

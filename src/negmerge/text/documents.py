@@ -121,7 +121,7 @@ def _rows_of_hub(source: Records) -> Iterator[tuple[str, Row]]:
     import datasets
 
     try:
-        found = datasets.load_dataset(
+        found: Any = datasets.load_dataset(
             source.name, source.config, split=source.split, revision=source.revision
         )
     except Exception as error:  # the libraries of the Hub raise errors of many kinds

@@ -93,7 +93,7 @@ class ModelFolder:
         from transformers import AutoModelForCausalLM
 
         with self._opening("model"), fork_random_state():
-            model, found = AutoModelForCausalLM.from_pretrained(
+            opened: Any = AutoModelForCausalLM.from_pretrained(
                 self.path,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -102,6 +102,7 @@ class ModelFolder:
                 attn_implementation="sdpa",
                 output_loading_info=True,
             )
+        model, found = opened
         for problem in ("missing_keys", "mismatched_keys"):
             if found.get(problem):
                 first = next(iter(found[problem]))

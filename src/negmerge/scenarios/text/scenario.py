@@ -119,10 +119,10 @@ class TextScenario(DataScenario):
                 len(samples)
             )
             cut = min(self.samples, len(samples) // 2)
-            for use, own in (("choose", order[:cut]), ("report", order[cut:])):
-                if len(samples) == 1 or self.uses_reported_data:
-                    own = order
-                found[use][name] = [samples[i] for i in sorted(own)]
+            both = len(samples) == 1 or self.uses_reported_data
+            chosen, reported = (order, order) if both else (order[:cut], order[cut:])
+            found["choose"][name] = [samples[i] for i in sorted(chosen)]
+            found["report"][name] = [samples[i] for i in sorted(reported)]
         return found
 
     # --------------------------------------------------------------------------------------- models

@@ -23,6 +23,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "clip": {"data": {"name": "mnist"}},
     "module": IN_MEMORY,
     "functions": IN_MEMORY,
+    "text": {"data": {"records": "facts.jsonl"}},
 }
 """The fields that a recipe must say, where it must say some."""
 every = pytest.mark.parametrize("kind", list(scenarios))

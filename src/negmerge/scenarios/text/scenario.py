@@ -140,9 +140,11 @@ class TextScenario(DataScenario):
         return ToTrain("train", self.settings.train)
 
     def reference(self) -> ToTrain | Given | None:
-        """A model trained on the retain set; None if the recipe turns it off."""
-        retrain = self.settings.retrain
-        if retrain is None or (self.settings.model.knows and retrain.name is None):
+        """A model trained on the retain set; None if the recipe turns it off.
+
+        There is none either if the model knows the records already: it cannot be retrained.
+        """
+        if self.settings.retrain is None or self.settings.model.knows:
             return None
         return ToTrain("retain", self.settings.train)
 

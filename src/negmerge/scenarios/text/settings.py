@@ -30,10 +30,7 @@ class LanguageModel(Strict):
 
 
 class Retrain(Strict):
-    """The reference model, which never saw the forget set."""
-
-    name: NameOrPath | None = None
-    """A folder or Hub id; if None, the run trains it from `model.name` on the retain set."""
+    """The reference model, which never saw the forget set: trained from `model.name`."""
 
 
 class Lora(Strict):

@@ -2,8 +2,8 @@
 
 A weight that the adapter changes is base + s·BA, computed in float64 and rounded once to float32,
 or to float64 if the base is float64. If the base has 16 bits, the sum is not rounded to 16 bits:
-most changes of an adapter are smaller than the step of such a format. All other tensors are those
-of the base.
+changes that are smaller than half a step of such a format would be lost. All other tensors are
+those of the base.
 """
 
 from __future__ import annotations

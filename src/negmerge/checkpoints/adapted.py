@@ -153,11 +153,11 @@ class Adapted(Checkpoint):
         equal = own.shape == stored.shape
         for first in range(0, own.elements if equal else 0, STEP):
             last = min(first + STEP, own.elements)
-            values = (
+            one, two = (
                 widen(m.read(i, first * SIZES[i.dtype], last * SIZES[i.dtype]), i.dtype)
                 for m, i in ((self.adapter, own), (self.base, stored))
             )
-            equal &= bool(np.array_equal(*values))
+            equal &= np.array_equal(one, two)
         if not equal:
             raise MismatchError(
                 f"{where}: the adapter has A and B and also a whole tensor that differs from the "

@@ -269,12 +269,11 @@ class Accumulator:
 
     # ------------------------------------------------------------------------------------- helpers
 
-    def _inputs(self, model: Model) -> Inputs:
+    def _inputs(self, model: Model | Checkpoint) -> Inputs:
         """Open the base and one model, which errors call by the number of the next member."""
-        if not isinstance(model, str | os.PathLike):
-            model = open_model(model, f"models[{self.n}]")
-        given = (self._base, [model], self._buffers, True)
-        return Inputs(*given, patterns=self._patterns)
+        is_path = isinstance(model, str | os.PathLike)
+        member = model if is_path else open_model(model, f"models[{self.n}]")
+        return Inputs(self._base, [member], self._buffers, True, patterns=self._patterns)
 
     def _check_usable(self) -> None:
         """Raise if a member was folded only in part."""

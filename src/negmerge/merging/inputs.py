@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -244,11 +244,12 @@ def _by_content(models: list[Checkpoint], names: Collection[str]) -> list[Checkp
     second one is of all tensors. A single file that is listed several times is not read whole.
     """
     keys: list[tuple[bytes, ...]] = [()] * len(models)
-    for read in (
+    readers: list[Callable[[Checkpoint], bytes]] = [
         lambda model: _sample(model, names, 16),
         lambda model: _sample(model, names, None),
         lambda model: fingerprint_of(model).encode(),
-    ):
+    ]
+    for read in readers:
         paths: dict[tuple[bytes, ...], set[Path]] = defaultdict(set)
         for model, key in zip(models, keys, strict=True):
             paths[key].add(model.path)

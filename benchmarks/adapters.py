@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import shutil
 import sys
 import time
@@ -70,10 +72,10 @@ def peft_combine(base: Path, adapters: list[Path], kind: str, out: Path) -> None
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    tuned = PeftModel.from_pretrained(model, adapters[0], adapter_name="0")
-    for k, path in enumerate(adapters[1:], 1):
-        tuned.load_adapter(path, adapter_name=str(k))
-    names = [str(k) for k in range(len(adapters))]
+    names = [path.name for path in adapters]  # not numbers, which peft takes for those of layers
+    tuned = PeftModel.from_pretrained(model, adapters[0], adapter_name=names[0])
+    for path in adapters[1:]:
+        tuned.load_adapter(path, adapter_name=path.name)
     more = {"density": 0.2} if kind == "ties" else {}
     weights = [1 / len(names)] * len(names)
     tuned.add_weighted_adapter(names, weights, "all", combination_type=kind, **more)
@@ -109,18 +111,26 @@ def call(name: str, given: list[Any]) -> None:
         peft_dense(Path(given[0]), [*map(Path, given[1])], Path(given[2]))
 
 
+def _cpu() -> float:
+    """The CPU seconds of all commands so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def measure(times: int, arguments: list[str], out: Path) -> dict[str, float]:
     """The shortest time of a command and its peak of memory; the output is removed."""
-    seconds, peak = [], 0
+    seconds, cpu, peak = [], [], 0
     for _ in range(times):
         shutil.rmtree(out, ignore_errors=True)
         out.unlink(missing_ok=True) if out.is_file() else None
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), _cpu()
         peak = max(peak, peak_anonymous(arguments))
         seconds.append(time.perf_counter() - begun)
+        cpu.append(_cpu() - used)
     files = [p for p in out.rglob("*") if p.is_file()] if out.is_dir() else [out]
     return {
         "seconds": min(seconds),
+        "cpu": min(cpu),
         "peak": peak,
         "written": sum(path.stat().st_size for path in files),
     }
@@ -198,6 +208,7 @@ def write(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> No
         {
             "merge": title,
             "seconds": f"{row['seconds']:.1f}",
+            "CPU seconds": f"{row['cpu']:.1f}",
             "peak memory, MB": f"{row['peak'] / 1e6:,.0f}",
             "written, MB": f"{row['written'] / 1e6:,.0f}",
         }
@@ -206,7 +217,8 @@ def write(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> No
     text = [
         "# Merging LoRA adapters",
         "",
-        f"`{line}`, {describe()}.",
+        f"`{line}`, {describe()}. Load average at the end: {os.getloadavg()[1]:.1f}; with other",
+        "processes on the machine, compare the CPU seconds.",
         "",
         f"Base: a random Llama in bfloat16 with {options.layers} layers of width 2048 (16 layers "
         f"are 1.24 B parameters). Adapters: rank {RANK}, all linear layers, one A for all.",

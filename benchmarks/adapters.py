@@ -228,8 +228,8 @@ def write(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> No
         "",
         "What peft computes is not the same: `linear` and `ties` combine the matrices A and B, not",
         "the changes BA; `cat` is the exact mean, with the sum of all ranks as its rank. Dense",
-        "models of peft are rounded to bfloat16, the members of negmerge to float32. Memory that is",
-        "backed by a file, such as a base that is mapped, is not counted.",
+        "models of peft are rounded to bfloat16, the members of negmerge to float32. Memory that",
+        "is backed by a file, such as a base that is mapped, is not counted.",
     ]
     (RESULTS / "adapters.md").write_text("\n".join(text) + "\n")
     content = {"command": line, "machine": describe(), "rows": found}

@@ -425,6 +425,7 @@ def _runs(folder: Path) -> list[Target]:
     from negmerge.runs.records import Cost, read_record
     from negmerge.runs.steps import ValueStep
     from negmerge.runs.store import Run
+    from negmerge.runs.terms import Terms
 
     run = Run(folder / "run")
     (run.folder / "report/data").mkdir(parents=True)
@@ -447,7 +448,7 @@ def _runs(folder: Path) -> list[Target]:
         scores_table(own.result)
 
     def journal(own: Run) -> None:
-        own.find(Merge("f19b", own.base, (), "ties", "keep", own.patch("a")))
+        own.find(Merge("f19b", own.base, (), "ties", Terms(), own.patch("a")))
         sum(unit.seconds + unit.evaluations for unit in own.journal.values())
 
     def state(path: Path) -> None:
@@ -456,7 +457,7 @@ def _runs(folder: Path) -> list[Target]:
         steps: list[ValueStep[Any]] = [
             Evaluation("x", path, path),
             Measurement("x", path, path),
-            MeanLoss("x", path, (), "keep", "retain", 1.0, path),
+            MeanLoss("x", path, (), Terms(), "retain", 1.0, path),
             GreedySelection("x", Greedy(), (), (), path, path),
         ]
         for step in steps:

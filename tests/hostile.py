@@ -392,6 +392,61 @@ def write_damaged_patch(change: Callable[[dict[str, Any]], object], folder: Path
 # ------------------------------------------------------------------------------------------ folders
 
 
+def adapter_with(model: Model | None = None, **fields: object) -> Build:
+    """A folder with an adapter, whose configuration has these fields."""
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4} | fields
+
+    def build(folder: Path) -> None:
+        (folder / "bad").mkdir()
+        (folder / "bad/adapter_config.json").write_text(json.dumps(config))
+        content = packed(lora() if model is None else model)
+        (folder / "bad/adapter_model.safetensors").write_bytes(content)
+
+    return build
+
+
+def adapter_cases() -> None:
+    """Adapters that are no plain LoRA, as members and under `inspect`."""
+
+    def refused(name: str, build: Build, *wanted: str) -> None:
+        in_roles(f"adapter-{name}", build, *wanted, roles=("member", "inspect"), path="bad")
+
+    refused("of-another-type", adapter_with(peft_type="IA3"), "peft_type", "'IA3'", "'LORA'")
+    refused("without-type", adapter_with(peft_type=None), "peft_type", "'None'")
+    refused("with-dora", adapter_with(use_dora=True), "use_dora", "merge_and_unload")
+    refused("with-bias-of-b", adapter_with(lora_bias=True), "lora_bias")
+    refused("with-tokens", adapter_with(trainable_token_indices=[1]), "trainable_token_indices")
+    refused("with-pissa", adapter_with(init_lora_weights="pissa_niter_4"), "changes the base")
+    for value in (None, 0, -1, "2", True, [2]):
+        refused(f"with-rank-{value!a}", adapter_with(r=value), "r: got", "wanted a number above 0")
+        refused(f"with-alpha-{value!a}", adapter_with(lora_alpha=value), "lora_alpha: got")
+    refused("of-another-rank", adapter_with(r=3), "blocks.0", "wanted rank 3")
+    stem = "base_model.model.blocks.0"
+    pair = lora()
+    half = {f"{stem}.lora_A.weight": pair[f"{stem}.lora_A.weight"]}
+    refused("with-half", adapter_with(half), "blocks.0", "only one of lora_A and lora_B")
+    vector = pair | {f"{stem}.lora_magnitude_vector": ("F32", np.ones(2))}
+    refused("with-magnitudes", adapter_with(vector), "lora_magnitude_vector", "plain LoRA")
+    whole = {name: ("I64", values) for name, (_, values) in pair.items()}
+    refused("of-integers", adapter_with(whole), "I64", "F32")
+
+    def without_weights(folder: Path) -> None:
+        adapter_with()(folder)
+        (folder / "bad/adapter_model.safetensors").rename(folder / "bad/adapter_model.bin")
+
+    refused("pickled", without_weights, "no adapter_model.safetensors", "save it again")
+
+    def member(name: str, build: Build, *wanted: str) -> None:
+        in_roles(f"adapter-{name}", build, *wanted, roles=("member",), path="bad")
+
+    member("of-another-shape", adapter_with(), "blocks.0.weight", "(4, 6)", "(2, 2)")
+    named = adapter_with(
+        {name.replace("blocks.0", "layers.9"): m for name, m in pair.items()},
+        base_model_name_or_path="other/base",
+    )
+    member("of-another-base", named, "'layers.9.weight'", "no such tensor", "'other/base'")
+
+
 def folder_cases() -> None:
     refused = partial(in_roles, roles=FOLDER_ROLES, path="bad")
 
@@ -493,13 +548,9 @@ def folder_cases() -> None:
 
         return build
 
-    def adapter(folder: Path) -> None:
-        (folder / "bad").mkdir()
-        (folder / "bad/adapter_config.json").write_text('{"peft_type": "LORA"}')
-        (folder / "bad/adapter_model.safetensors").write_bytes(packed(lora()))
-
     wanted = ("a PEFT adapter", "merge_and_unload", "save_pretrained")
-    refused("folder-of-an-adapter", adapter, *wanted)
+    roles = ("base", "target", "convert")
+    in_roles("folder-of-an-adapter", adapter_with(), *wanted, roles=roles, path="bad")
     in_roles(
         "file-of-an-adapter",
         lambda folder: (folder / BAD).write_bytes(packed(lora())),
@@ -987,6 +1038,7 @@ patch_cases()
 recipe_cases()
 strange_name_cases()
 folder_cases()
+adapter_cases()
 value_cases()
 fit_cases()
 pool_cases()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from negmerge.runs.pipeline import run as run
     from negmerge.runs.recipe import Recipe as Recipe
     from negmerge.training.hyperparameters import HyperParameters as HyperParameters
+    from negmerge.vectors.adapter_output import save_adapter as save_adapter
     from negmerge.vectors.apply import apply as apply
     from negmerge.vectors.task_vector import TaskVector as TaskVector
 
@@ -45,6 +46,7 @@ _HOME = {
     "merge_and_apply": "negmerge.merging.one_pass",
     "report": "negmerge.reports.page",
     "run": "negmerge.runs.pipeline",
+    "save_adapter": "negmerge.vectors.adapter_output",
     "unlearn": "negmerge.api.unlearn",
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

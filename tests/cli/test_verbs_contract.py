@@ -21,6 +21,7 @@ VERBS = [
     "reproduce",
     "list",
     "convert",
+    "adapter",
     "verify",
     "copy",
     "check",

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from negmerge.support.remote.urls import is_url
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_REFUSED = (
-    "got a PEFT adapter (such as LoRA), wanted a whole model; merge it into its base first: "
-    "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder), "
-    "and name that folder"
+    "got a PEFT adapter (such as LoRA), wanted a whole model; a member of a pool may be the folder "
+    "of an adapter, with adapter_config.json; otherwise merge it into its base first: "
+    "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)"
 )
 
 
@@ -136,7 +136,7 @@ class Checkpoint:
         """Close all files."""
         self._closing.close()
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,9 +150,11 @@ class Checkpoint:
     def _open_file(self, path: Path) -> None:
         descriptor = open_regular(path)
         self._closing.callback(os.close, descriptor)
-        header = read_header(descriptor, path, len(self.files), self._own)
+        self.headers.append(read_header(descriptor, path, len(self.files), self._own))
+        self._add_file(path, descriptor)
+
+    def _add_file(self, path: Path, descriptor: int) -> None:
         self.files.append(path)
-        self.headers.append(header)
         self._descriptors.append(descriptor)
         self._stats.append(_stamp(descriptor))
 

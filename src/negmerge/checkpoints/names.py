@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+EMBEDDINGS = {
+    "embed_tokens", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings", "shared",
+    "token_embedding", "position_embedding", "position_embeddings", "token_type_embeddings",
+}  # fmt: skip
+"""The names of modules that are embeddings."""
+
 
 def layer_of(name: str) -> tuple[str, int] | None:
     """The layer of a tensor: the name up to the number of the layer, and the number.
@@ -35,6 +41,16 @@ def is_adapter(names: Iterable[str]) -> bool:
     """
     low_rank = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"}
     return any(low_rank.intersection(name.split(".")) for name in names)
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor is the weight of an embedding, by the names that transformers uses.
+
+    >>> is_embedding("model.embed_tokens.weight"), is_embedding("lm_head.weight")
+    (True, False)
+    """
+    module, _, last = name.rpartition(".")
+    return last == "weight" and module.rpartition(".")[2] in EMBEDDINGS
 
 
 def depth_by(names: Iterable[str]) -> Callable[[str], str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from negmerge.checkpoints.adapter import CONFIG_FILE, WEIGHTS_FILE
 from negmerge.checkpoints.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
 from negmerge.errors import FileError
 from negmerge.support.parallel import run_in_order
@@ -74,10 +75,12 @@ def _wanted(url: str) -> Wanted:
         weights = {INDEX_FILE, *_shards(join(store.url, INDEX_FILE)).values()}
     elif SINGLE_FILE in names:
         weights = {SINGLE_FILE}
+    elif {CONFIG_FILE, WEIGHTS_FILE} <= names:
+        weights = {WEIGHTS_FILE}
     else:
         weights = set[str]()
         some = sorted(name for name in names if name.endswith(".safetensors"))
-        if some and "adapter_config.json" not in names:
+        if some and CONFIG_FILE not in names:
             raise FileError(
                 f"{store.shown}: contains neither {SINGLE_FILE} nor {INDEX_FILE}; name a file "
                 f"instead: {', '.join(some[:5])}"

@@ -35,6 +35,8 @@ def merge(
     out: Out,
     rule: str = "consensus",
     option: Options = None,
+    include: Options = None,
+    exclude: Options = None,
     buffers: Literal["keep", "merge"] = "keep",
     layout: Literal["auto", "sparse", "dense"] = "auto",
     values: Literal["keep", "float32", "bfloat16"] = "keep",
@@ -56,10 +58,15 @@ def merge(
     Args:
         base: The model from which all others were fine-tuned: a .safetensors file or a folder, or
             the URL of one.
-        models: The fine-tuned models, files, folders or URLs; a URL may have a *.
+        models: The fine-tuned models, files, folders or URLs; a URL may have a *. A folder may also
+            have a LoRA adapter for the base.
         out: The patch to write; with --negate or --add the model, a .safetensors file or a folder.
         rule: The merge rule; `negmerge list rules` shows the rules and their options.
         option: An option of the rule, as key=value; may be repeated.
+        include: A pattern of the names of tensors to merge, such as 'model.layers.*'; may be
+            repeated. All others stay as they are.
+        exclude: A pattern of the names of tensors that stay as they are, such as '*embed*'; may be
+            repeated.
         buffers: Keep the base's BatchNorm statistics, or merge them like weights.
         layout: How tensors are stored; auto takes the smallest.
         values: Keep the values, or round them; bfloat16 halves the patch.
@@ -84,6 +91,7 @@ def merge(
     base_place, pool = place(base), [*map(place, models)]
     limit = None if max_memory is None else size(max_memory, "--max-memory")
     settings = executor_settings(set_ or [])
+    chosen = {"include": include or [], "exclude": exclude or [], "buffers": buffers}
     if negate is not None or add is not None:
         scale = signed_scale(negate, add)
         given = {"--layout": layout != "auto", "--values": values != "keep", "--digest": digest}
@@ -106,11 +114,11 @@ def merge(
                 key_values(option or []),
                 dtype=dtype,
                 shard_size=None if shard_size is None else size(shard_size, "--shard-size"),
-                buffers=buffers,
                 max_memory=limit,
                 device=device,
                 allow_duplicates=allow_duplicates,
                 progress=progress,
+                **chosen,
                 **where,
             )
         _show_applied(done, scale, begun, json_)
@@ -129,11 +137,11 @@ def merge(
             rule,
             key_values(option or []),
             folder=out.absolute().parent,
-            buffers=buffers,
             workers=workers,
             max_memory=limit,
             device=device,
             allow_duplicates=allow_duplicates,
+            **chosen,
         )
         print_result(
             asdict(need),
@@ -153,7 +161,6 @@ def merge(
             rule,
             key_values(option or []),
             out=out,
-            buffers=buffers,
             layout=layout,
             values=values,
             max_memory=limit,
@@ -161,6 +168,7 @@ def merge(
             allow_duplicates=allow_duplicates,
             digest=digest,
             progress=progress,
+            **chosen,
             **where,
         )
     with Checkpoint(base_place) as model:
@@ -297,10 +305,11 @@ def _show_applied(done: Applied, scale: float, begun: float, as_json: bool) -> N
 
 @app.command
 def inspect(file: Given, /, *, json_: Json = False) -> None:
-    """Show the content of a patch or a checkpoint, or the scores of a run.
+    """Show the content of a patch, a checkpoint or an adapter, or the scores of a run.
 
     Args:
-        file: A patch, a checkpoint file or folder, the URL of one, or a run directory.
+        file: A patch, a checkpoint file or folder, the folder of an adapter, the URL of one, or a
+            run directory.
         json_: Print JSON instead of tables.
     """
     from negmerge.runs.store import is_run, open_run

@@ -1,6 +1,7 @@
 """Merging: from the models of a pool to one task vector.
 
-- `engine.py` is `nm.merge`: `inputs.py` checks the models, `tiles.py` and `rows.py` read them,
+- `engine.py` is `nm.merge`: `inputs.py` checks the models (`patterns.py` chooses tensors, `tied.py`
+  finds tied heads, `shared_start.py` compares adapters), `tiles.py` and `rows.py` read them,
   `computation.py` runs the compiled loop (`loop.py`, checked by `proof.py`) or torch
   (`torch_computation.py`), `assembly.py`, `memory.py` and `slabs.py` store the results, and
   `dissent.py` counts elements where a single member disagrees. `estimate.py` tells in advance what

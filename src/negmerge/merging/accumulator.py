@@ -8,8 +8,9 @@ at all.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from negmerge.merging.accumulator_file import (
 )
 from negmerge.merging.first_pass import AccumulatedMean, Floats, changes_of, run_first_pass
 from negmerge.merging.inputs import SAME_AS_BASE, Buffers, Inputs
+from negmerge.merging.patterns import Globs, make_patterns
 from negmerge.merging.rule import Numbers, Rule, make_rule
 from negmerge.merging.shared_statistics import Limits, needed_by, shared_statistics
 from negmerge.merging.statistics import TOTAL, Statistic
@@ -66,6 +68,7 @@ class Accumulator:
             (by mean) also serves conflict, uniform and localize.
         buffers: `keep` the BatchNorm statistics of the base, or `merge` them.
         workers: the number of threads; all cores if not given.
+        include, exclude: the tensors to merge, as in `nm.merge`.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Accumulator:
         rules: Sequence[str] | Mapping[str, Mapping[str, Any]] = ("consensus",),
         buffers: Buffers = "keep",
         workers: int | None = None,
+        include: Globs = (),
+        exclude: Globs = (),
     ) -> None:
         if isinstance(rules, str):
             raise OptionError(f"rules: got {rules!r}, wanted a list of names; put it in brackets")
@@ -81,13 +86,15 @@ class Accumulator:
         self._statistics = shared_statistics(self._rules)
         self._base = StateDict(base, "base", copied=True) if isinstance(base, Mapping) else base
         self._buffers: Buffers = buffers
+        self._patterns = make_patterns(include, exclude)
         self._workers = worker_count(workers)
         self.members: list[dict[str, str]] = []
         self._unfinished: Path | None = None
         """The member that is being folded; still set after an interruption."""
         self._state: dict[str, dict[str, NDArray[Any]]] = {}
         self._dtypes: dict[str, str] = {}
-        with Inputs(self._base, [self._base], buffers, allow_duplicates=True) as inputs:
+        with self._inputs(self._base) as inputs:
+            self._tied = inputs.tied
             self.base = fingerprint_of(inputs.base)
             self._kept = [info.name for info in inputs.kept]
             self._shapes = {info.name: info.shape for info in inputs.merged}
@@ -102,9 +109,16 @@ class Accumulator:
         tensors = {name: (self._dtypes[name], shape) for name, shape in self._shapes.items()}
         header_size(tensors, self._kept, ["m" * 64] * 1000)  # a thousand members with long names
 
-    def made_for(self, rules: Mapping[str, Mapping[str, Any]], buffers: Buffers) -> bool:
-        """Return whether the accumulator was made for exactly these rules and buffers."""
-        return self._rules == _make_rules(rules) and self._buffers == buffers
+    def made_for(
+        self,
+        rules: Mapping[str, Mapping[str, Any]],
+        buffers: Buffers,
+        include: Globs = (),
+        exclude: Globs = (),
+    ) -> bool:
+        """Return whether the accumulator was made for exactly these rules, buffers and tensors."""
+        given = (_make_rules(rules), buffers, make_patterns(include, exclude))
+        return (self._rules, self._buffers, self._patterns) == given
 
     @property
     def n(self) -> int:
@@ -120,8 +134,12 @@ class Accumulator:
         """
         self._check_usable()
         progress = progress or Quiet()
-        member = open_model(model, f"models[{self.n}]")
-        with Inputs(self._base, [member], self._buffers, allow_duplicates=True) as inputs:
+        with self._inputs(model) as inputs:
+            if inputs.tied != self._tied:
+                raise MismatchError(
+                    f"{inputs.members[0].path}: its head is not tied to its embedding, that of the "
+                    "base is; use nm.merge, which compares all models"
+                )
             member = inputs.members[0]
             name = self._check(inputs)
             if any(m["fingerprint"] == name for m in self.members):
@@ -216,6 +234,9 @@ class Accumulator:
             members=sorted(self.members, key=lambda m: m["fingerprint"]),
             kept=self._kept,
             versions=versions(),
+            tied=self._tied,
+            include=[*self._patterns.include],
+            exclude=[*self._patterns.exclude],
         )
         return TaskVector(entries, origin)
 
@@ -233,7 +254,8 @@ class Accumulator:
                 shared_statistics(_make_rules(saved["rules"]))
             except OptionError as error:
                 raise damaged(file, error) from error
-            acc = cls(base, saved["rules"], saved["buffers"], workers)
+            given = (saved["buffers"], workers, saved["include"], saved["exclude"])
+            acc = cls(base, saved["rules"], *given)
             if acc.base != file.metadata.get("base"):
                 raise MismatchError(
                     f"{'base' if isinstance(base, Mapping) else base}: is not the base of {path}: "
@@ -246,6 +268,12 @@ class Accumulator:
         return acc
 
     # ------------------------------------------------------------------------------------- helpers
+
+    def _inputs(self, model: Model | Checkpoint) -> Inputs:
+        """Open the base and one model, which errors call by the number of the next member."""
+        is_path = isinstance(model, str | os.PathLike)
+        member = model if is_path else open_model(model, f"models[{self.n}]")
+        return Inputs(self._base, [member], self._buffers, True, patterns=self._patterns)
 
     def _check_usable(self) -> None:
         """Raise if a member was folded only in part."""
@@ -263,6 +291,10 @@ class Accumulator:
             "rules": json.dumps({name: rule.options for name, rule in self._rules.items()}),
             "buffers": self._buffers,
             "dtypes": json.dumps(self._dtypes),
+        } | {
+            name: json.dumps(patterns)
+            for name, patterns in asdict(self._patterns).items()
+            if patterns
         }
 
     def _check(self, inputs: Inputs) -> str:
@@ -283,6 +315,7 @@ class Accumulator:
         buffer = np.empty(1 << 20, np.uint8)
         for info in inputs.kept:
             checksums[info.name] = tensor_checksum(member, member.tensors[info.name], buffer)
+        checksums |= {alias: checksums[name] for alias, name in inputs.tied.items()}
         inputs.check_unchanged()
         return fingerprint(member.tensors, {k: v % 2**64 for k, v in checksums.items()})
 

@@ -32,6 +32,8 @@ _FIELDS: dict[str, TypeAdapter[Any]] = {
     "rules": TypeAdapter(dict[str, dict[str, Any]]),
     "dtypes": TypeAdapter(dict[str, Literal["F32", "F64"]]),
     "buffers": TypeAdapter(Buffers),
+    "include": TypeAdapter(list[str]),
+    "exclude": TypeAdapter(list[str]),
 }
 
 
@@ -79,7 +81,7 @@ def read_metadata(file: Checkpoint) -> dict[str, Any]:
             f"{quoted(metadata.get('format'))}, wanted {FORMAT!r}"
         )
     for name, adapter in _FIELDS.items():
-        value: Any = metadata.get(name, "")
+        value: Any = metadata.get(name, "[]" if name in ("include", "exclude") else "")
         if name != "buffers":
             value = parse_json_value(value, file.path, f"metadata {name!r}")
         try:

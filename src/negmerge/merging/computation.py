@@ -85,8 +85,11 @@ class CpuWorker(Worker):
 
     def segment(self, task: Task) -> int:
         reader = self.reader
-        formats, places = reader.find(task.segment.info.name)
-        if len(formats) == 1:
+        name = task.segment.info.name
+        if name in reader.inputs.untouched and self._is_zero(task):
+            return 0
+        formats, places = reader.find(name)
+        if len(formats) == 1 and places[0].min() >= 0:
             raw, rows, kind = reader.rows(*formats)
             before = self.tally.copy()
             strip = rows.reshape(-1)[: len(rows) * STRIP].reshape(len(rows), -1) if kind else rows
@@ -94,7 +97,7 @@ class CpuWorker(Worker):
             if found != loop.NOT_READ:
                 return found
             self.tally[:] = before  # the tiles that were read will be counted again
-        # Mixed formats, state dicts, and files that the loop could not read.
+        # Mixed formats, state dicts, adapters, and files that the loop could not read.
         task.checksums[:] = 0
         nonzero = 0
         for tile in reader.tiles(task.segment):
@@ -103,6 +106,29 @@ class CpuWorker(Worker):
             if nonzero < 0:
                 break
         return nonzero
+
+    def _is_zero(self, task: Task) -> bool:
+        """Merge a segment that no member changes, from one of its elements, if the result is zero.
+
+        All its elements have the same result and the same tallies.
+        """
+        info, size = task.segment.info, task.segment.size
+        kind = task.out.dtype
+        rows = np.zeros((len(self.reader.inputs.models), STRIP), kind)
+        mask = np.zeros(STRIP // 64 if task.mask.size else 0, np.uint64)
+        given = (task.numbers, task.checksums, mask, np.zeros(2, kind))
+        one = Task(Segment(info, 0, min(size, 1)), *given)
+        before = self.tally.copy()
+        if self._run(one, one.segment, 0, loop.NO_FILES, rows):
+            self.tally[:] = before
+            return False
+        self.tally[:] = before + size * (self.tally - before)
+        self.reader.read_base(task.segment, task.checksums)
+        if task.mask.size:
+            task.mask[:] = 0
+        else:
+            task.out[:size] = 0
+        return True
 
     def _run(self, task: Task, part: Segment, nonzero: int, files: Any, rows: Array) -> int:
         at, packs = part.start - task.segment.start, task.mask.size > 0

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from negmerge.checkpoints.adapted import Adapted
 from negmerge.checkpoints.dtypes import FLOATS, OTHERS, widen
 from negmerge.checkpoints.fingerprint import fingerprint, tensor_checksum
 from negmerge.checkpoints.header import TensorInfo
@@ -27,6 +28,7 @@ from negmerge.merging.first_pass import run_first_pass
 from negmerge.merging.folds import STRIP
 from negmerge.merging.inputs import SAME_AS_BASE, Buffers, Inputs
 from negmerge.merging.memory import Budget
+from negmerge.merging.patterns import Globs, make_patterns
 from negmerge.merging.rule import Numbers, Rule, make_rule
 from negmerge.merging.tiles import SEGMENT, Segment, segments
 from negmerge.support.files import file_digest, same_file
@@ -55,6 +57,8 @@ def merge(
     options: Mapping[str, Any] | None = None,
     *,
     out: PathLike | None = None,
+    include: Globs = (),
+    exclude: Globs = (),
     buffers: Buffers = "keep",
     layout: Layout = "auto",
     values: Values = "keep",
@@ -82,12 +86,15 @@ def merge(
     Args:
         base: a safetensors file, a Hugging Face folder, the URL of one, or a state dict (name →
             torch tensor or numpy array), which errors call `base`.
-        models: the fine-tuned models, in the same forms as the base; errors call state dicts
-            `models[0]`, `models[1]` …
+        models: the fine-tuned models, in the same forms as the base, or folders of LoRA adapters
+            (`docs/adapters.md`); errors call state dicts `models[0]`, `models[1]` …
         rule: a name that `negmerge list rules` shows.
         options: the options of the rule; they may also be given as keywords.
         out: the patch file to write while merging; the returned vector reads it lazily. If not
             given, the vector is in memory.
+        include: patterns of the names of tensors to merge, such as `model.layers.*`; by default all
+            are merged.
+        exclude: patterns of the names of tensors that stay as they are.
         buffers: `keep` the BatchNorm statistics of the base, or `merge` them like weights.
         layout: how tensors are stored: `sparse`, `dense`, or the smallest (`auto`).
         values: `keep` float32 values (float64 if an input is float64), or round them to `float32`
@@ -104,7 +111,8 @@ def merge(
     check_device(device)
     check_values(values)
     path = None if out is None else Path(out)
-    with Inputs(base, models, buffers, allow_duplicates, progress) as inputs:
+    patterns = make_patterns(include, exclude)
+    with Inputs(base, models, buffers, allow_duplicates, progress, patterns) as inputs:
         budget = Budget(max_memory, None if path is None else path.absolute().parent)
         threads = budget.workers(worker_count(workers))
         job = Merge(inputs, chosen, layout, values, threads, budget, device, progress or Quiet())
@@ -143,6 +151,7 @@ def _write(job: Merge, descriptor: int, digest: bool) -> None:
     tensors = {i.name: (job.value_dtype(i.name), i.shape) for i in job.inputs.merged}
     kept = [info.name for info in job.inputs.kept]
     members = [model.path.name for model in job.inputs.models]
+    members += [*job.inputs.tied, *job.inputs.patterns.words()]  # they need room in the header too
 
     def write(entries: Entries) -> PatchWriter:
         os.ftruncate(descriptor, 0)
@@ -207,6 +216,8 @@ class Merge:
                 yield name, self.rounding.rounded(name, assembly.entry())
         for info in self.inputs.kept:
             self._read_kept(info)
+        for alias, name in self.inputs.tied.items():
+            self.checksums[alias] = self.checksums[name]
         self.inputs.check_unchanged()
         self._check_pool()
 
@@ -236,6 +247,9 @@ class Merge:
             },
             versions=versions(),
             values=self.rounding.record(),
+            tied=self.inputs.tied,
+            include=[*self.inputs.patterns.include],
+            exclude=[*self.inputs.patterns.exclude],
         )
 
     # ------------------------------------------------------------------------------------ segments
@@ -298,15 +312,19 @@ class Merge:
     def _read_kept(self, info: TensorInfo) -> None:
         """Compute the checksums of a tensor that is not merged, for the fingerprints."""
         buffer = np.empty(1 << 20, np.uint8)
-        found = [tensor_checksum(m, m.tensors[info.name], buffer) for m in self.inputs.models]
-        for model, own in zip(self.inputs.models, found, strict=True):
-            if own != found[0] and info.dtype in OTHERS:
+        name, base = info.name, tensor_checksum(self.inputs.base, info, buffer)
+        found = [base]
+        for model in self.inputs.members:
+            shared = isinstance(model, Adapted) and name not in model.changed
+            own = base if shared else tensor_checksum(model, model.tensors[name], buffer)
+            found.append(own)
+            if own != base and info.dtype in OTHERS and name in self.inputs.chosen:
                 raise MismatchError(
-                    f"{model.path} {quoted(info.name)}: {info.dtype} cannot be merged and differs "
+                    f"{model.path} {quoted(name)}: {info.dtype} cannot be merged and differs "
                     f"from the base; convert the models to {', '.join(FLOATS)} first"
                 )
-        self.checksums[info.name] = np.array(found, np.uint64)
-        self.progress.advance(sum(i.nbytes for i in self.inputs.infos(info.name)))
+        self.checksums[name] = np.array(found, np.uint64)
+        self.progress.advance(sum(i.nbytes for i in self.inputs.infos(name)))
 
     def _check_pool(self) -> None:
         """Raise if a model has the weights of the base or of another model."""
@@ -314,8 +332,10 @@ class Merge:
             return
         seen: dict[tuple[Any, ...], int] = {}
         for k, model in enumerate(self.inputs.models):
-            infos = [model.tensors[info.name] for info in self.inputs.merged]
-            key = tuple((i.dtype, int(self.checksums[i.name][k])) for i in infos)
+            key = tuple(
+                (model.tensors[info.name].dtype, int(self.checksums[info.name][k]))
+                for info in self.inputs.merged
+            )
             first = seen.setdefault(key, k)
             if first == k:
                 continue

@@ -17,6 +17,7 @@ from negmerge.merging.first_pass import Floats, StoredChanges
 from negmerge.merging.folds import STRIP
 from negmerge.merging.inputs import Buffers, Inputs
 from negmerge.merging.memory import AROUND, LARGE, TILES, Budget, anonymous_memory
+from negmerge.merging.patterns import Globs, make_patterns
 from negmerge.merging.rule import Numbers, Rule, make_rule
 from negmerge.merging.thresholds import MOST
 from negmerge.merging.tiles import Segment, segments
@@ -60,6 +61,8 @@ def estimate(
     options: Mapping[str, Any] | None = None,
     *,
     folder: Path | None = None,
+    include: Globs = (),
+    exclude: Globs = (),
     buffers: Buffers = "keep",
     workers: int | None = None,
     max_memory: int | None = None,
@@ -79,7 +82,8 @@ def estimate(
     """
     chosen = make_rule(rule, options or {})
     check_device(device)
-    with Inputs(base, models, buffers, allow_duplicates) as inputs:
+    patterns = make_patterns(include, exclude)
+    with Inputs(base, models, buffers, allow_duplicates, patterns=patterns) as inputs:
         threads = Budget(max_memory, folder).workers(worker_count(workers))
         before = anonymous_memory()
         sample = _Sample(inputs, chosen, threads, device)
@@ -91,7 +95,7 @@ def estimate(
         results = min(largest, LARGE) + (MOST * 8 if chosen.first_pass() else 0)
         return Estimate(
             elements=elements,
-            read_bytes=inputs.nbytes,
+            read_bytes=inputs.stored_bytes,
             patch_bytes=int(sample.written / max(share, 1e-12)),
             memory=min(before + threads * (TILES + AROUND) + results, max_memory or 1 << 62),
             seconds=sample.seconds / max(share, 1e-12),

@@ -1,11 +1,14 @@
-"""The models of a merge, checked before any work: same names, same shapes, formats that fit."""
+"""The models of a merge, checked before any work: same names, same shapes, formats that fit.
+
+A member is a whole model, or an adapter that changes the base (`checkpoints/adapted.py`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -13,6 +16,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from negmerge.checkpoints.adapted import Adapted
+from negmerge.checkpoints.adapter import Adapter, is_adapter_folder
 from negmerge.checkpoints.checkpoint import ADAPTER_REFUSED, Checkpoint
 from negmerge.checkpoints.dtypes import FLOATS, SIZES
 from negmerge.checkpoints.fingerprint import fingerprint_of
@@ -21,7 +26,10 @@ from negmerge.checkpoints.names import is_adapter, is_statistic
 from negmerge.checkpoints.remote import expand, local_models
 from negmerge.checkpoints.state_dict import Model
 from negmerge.errors import MismatchError, NegMergeError, OptionError, as_shown, quoted
-from negmerge.support.progress import Progress
+from negmerge.merging.patterns import Patterns
+from negmerge.merging.shared_start import different_starts
+from negmerge.merging.tied import tie_heads
+from negmerge.support.progress import Progress, Quiet
 from negmerge.support.remote.urls import is_url
 from negmerge.vectors.task_vector import open_model
 
@@ -29,7 +37,11 @@ WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
 """Prefixes that wrappers of torch add to every name."""
 Buffers = Literal["keep", "merge"]
 """Whether the running statistics of BatchNorm stay those of the base or are merged."""
-SAME_AS_BASE = "has the weights of the base, so that no change can be unanimous; remove this model"
+SAME_AS_BASE = (
+    "has the weights of the base in the tensors to merge, so that no change can be unanimous; "
+    "remove this model"
+)
+EVERY = Patterns()
 
 
 class Inputs(ExitStack):
@@ -39,8 +51,16 @@ class Inputs(ExitStack):
     models were listed. The arguments are those of `merge`.
 
     Args:
+        patterns: the tensors to merge.
         is_sorted: whether the models are listed in the order of `members`, because another process
             has sorted them.
+
+    Attributes:
+        chosen: the names of all tensors that the patterns choose.
+        merged: the tensors to merge, sorted by name.
+        kept: the tensors that keep the values of the base.
+        tied: the names of tensors that the base stores twice, each with the name that is merged.
+        untouched: the names of merged tensors that no member changes, because all are adapters.
     """
 
     def __init__(
@@ -50,6 +70,7 @@ class Inputs(ExitStack):
         buffers: Buffers = "keep",
         allow_duplicates: bool = False,
         progress: Progress | None = None,
+        patterns: Patterns = EVERY,
         is_sorted: bool = False,
     ) -> None:
         if isinstance(models, str | os.PathLike | Mapping):
@@ -69,32 +90,48 @@ class Inputs(ExitStack):
         pairs = zip(local, given, strict=True)
         self.urls = {Path(path).absolute(): url for path, url in pairs if is_url(url)}
         """The URLs of models that were fetched, by the path on this machine."""
-        self.allow_duplicates = allow_duplicates
+        self.allow_duplicates, self.patterns = allow_duplicates, patterns
         super().__init__()
         try:
             self.base = self.enter_context(open_model(base, "base"))
-            named = ((model, f"models[{k}]") for k, model in enumerate(models))
-            found = [self.enter_context(open_model(*one)) for one in named]
+            found = [self.enter_context(self._member(k, one)) for k, one in enumerate(models)]
             if not allow_duplicates:
                 _refuse_same_file([self.base, *found])
-            for k, model in enumerate(found):
-                place = f"pool[{k}] {model.path}" if model.files else str(model.path)
+            named = [(model, _place(k, model)) for k, model in enumerate(found)]
+            self.tied = tie_heads(self.base, named)
+            for model, place in named:
                 check_fits(self.base, model, place)
-            self.members = found if is_sorted else _by_content(found)
-            self.merged: list[TensorInfo] = []
-            """The tensors to merge, sorted by name."""
-            self.kept: list[TensorInfo] = []
-            """The tensors that keep the values of the base."""
-            for _, info in sorted(self.base.tensors.items()):
-                keep = info.dtype not in FLOATS or (buffers == "keep" and is_statistic(info.name))
-                (self.kept if keep else self.merged).append(info)
-            if not self.merged:
-                raise MismatchError(
-                    f"{self.base.path}: has no float tensor; there is nothing to merge"
-                )
+            names = self.base.tensors.keys() - self.tied.keys()
+            self.members = found if is_sorted else _by_content(found, names)
+            self._choose(buffers)
+            if not is_sorted and (text := different_starts(found)):
+                (progress or Quiet()).note(text)
         except BaseException:
             self.close()
             raise
+
+    def _member(self, number: int, model: Any) -> Checkpoint:
+        if is_adapter_folder(model):
+            adapter = Adapter(model)
+            return Adapted(adapter, self.base, _place(number, adapter))
+        return open_model(model, f"models[{number}]")
+
+    def _choose(self, buffers: Buffers) -> None:
+        """Find the tensors to merge, and those that no member changes."""
+        self.merged: list[TensorInfo] = []
+        self.kept: list[TensorInfo] = []
+        self.chosen = self.patterns.select(self.base.tensors, self.tied)
+        for name, info in sorted(self.base.tensors.items()):
+            if name not in self.tied:
+                keep = info.dtype not in FLOATS or (buffers == "keep" and is_statistic(name))
+                (self.kept if keep or name not in self.chosen else self.merged).append(info)
+        if not self.merged:
+            kind = "chosen float tensor" if self.patterns != EVERY else "float tensor"
+            raise MismatchError(f"{self.base.path}: has no {kind}; there is nothing to merge")
+        self.untouched = {info.name for info in self.merged}
+        for member in self.members:
+            changed = member.changed if isinstance(member, Adapted) else self.untouched
+            self.untouched = self.untouched - changed
 
     @property
     def models(self) -> list[Checkpoint]:
@@ -103,10 +140,20 @@ class Inputs(ExitStack):
 
     @property
     def nbytes(self) -> int:
+        """The size of all models; an adapter counts like the model that it makes."""
         return sum(model.nbytes for model in self.models)
 
+    @property
+    def stored_bytes(self) -> int:
+        """The size of all files with tensors."""
+        return sum((m.adapter if isinstance(m, Adapted) else m).nbytes for m in self.models)
+
     def infos(self, name: str) -> list[TensorInfo]:
-        """Describe one tensor in the base and in every member."""
+        """Describe one tensor in the base and in every member.
+
+        Their names may differ from the given one: an adapter has names of its own, and a tied head
+        the name of the embedding.
+        """
         return [model.tensors[name] for model in self.models]
 
     def bytes_of(self, name: str, elements: int) -> int:
@@ -185,26 +232,40 @@ def _refuse_same_file(models: Sequence[Checkpoint]) -> None:
         )
 
 
-def _by_content(models: list[Checkpoint]) -> list[Checkpoint]:
-    """Sort by a digest of a sample of the content, and by the fingerprint where samples agree."""
-    samples = [_sample(model) for model in models]
-    paths: dict[bytes, set[Path]] = defaultdict(set)
-    for model, sample in zip(models, samples, strict=True):
-        paths[sample].add(model.path)
-
-    def key(pair: tuple[Checkpoint, bytes]) -> tuple[bytes, str, str]:
-        model, sample = pair
-        # A single file that is listed several times is not read whole.
-        full = fingerprint_of(model) if len(paths[sample]) > 1 else ""
-        return sample, full, as_shown(str(model.path))
-
-    return [model for model, _ in sorted(zip(models, samples, strict=True), key=key)]
+def _place(number: int, model: Checkpoint) -> str:
+    """Return the name of a member in errors."""
+    return f"pool[{number}] {model.path}" if model.files else str(model.path)
 
 
-def _sample(model: Checkpoint) -> bytes:
-    """Return a digest of the first bytes of the 16 largest tensors."""
-    largest = sorted(model.tensors.values(), key=lambda t: (-t.nbytes, t.name))[:16]
+def _by_content(models: list[Checkpoint], names: Collection[str]) -> list[Checkpoint]:
+    """Sort by samples of the content, and by the fingerprint where these agree.
+
+    The first sample is of the largest tensors; where they agree, because they were not trained, the
+    second one is of all tensors. A single file that is listed several times is not read whole.
+    """
+    keys: list[tuple[bytes, ...]] = [()] * len(models)
+    readers: list[Callable[[Checkpoint], bytes]] = [
+        lambda model: _sample(model, names, 16),
+        lambda model: _sample(model, names, None),
+        lambda model: fingerprint_of(model).encode(),
+    ]
+    for read in readers:
+        paths: dict[tuple[bytes, ...], set[Path]] = defaultdict(set)
+        for model, key in zip(models, keys, strict=True):
+            paths[key].add(model.path)
+        keys = [
+            (*key, read(model) if len(paths[key]) > 1 else b"")
+            for model, key in zip(models, keys, strict=True)
+        ]
+    pairs = zip(models, keys, strict=True)
+    return [model for model, _ in sorted(pairs, key=lambda p: (p[1], as_shown(str(p[0].path))))]
+
+
+def _sample(model: Checkpoint, names: Iterable[str], most: int | None) -> bytes:
+    """Return a digest of the first bytes of the largest tensors."""
+    found = [(-model.tensors[name].nbytes, name) for name in names]
     digest = hashlib.blake2b(digest_size=16)
-    for info in largest:
+    for _, name in sorted(found)[:most]:
+        info = model.tensors[name]
         digest.update(np.ascontiguousarray(model.read(info, 0, min(256, info.nbytes))).data)
     return digest.digest()

@@ -28,6 +28,7 @@ from negmerge.merging.computation import Worker, check_device
 from negmerge.merging.engine import Entries, Merge, Merged
 from negmerge.merging.inputs import Buffers, Inputs
 from negmerge.merging.memory import Budget
+from negmerge.merging.patterns import Globs, Patterns, make_patterns
 from negmerge.merging.rule import make_rule
 from negmerge.merging.tiles import SEGMENT, Segment, segments
 from negmerge.support.parallel import worker_count
@@ -49,6 +50,8 @@ def merge_and_apply(
     *,
     dtype: str = "keep",
     shard_size: int | None = None,
+    include: Globs = (),
+    exclude: Globs = (),
     buffers: Buffers = "keep",
     workers: int | None = None,
     max_memory: int | None = None,
@@ -71,13 +74,15 @@ def merge_and_apply(
 
     Args:
         base: a file, folder or state dict, as in `nm.merge`.
-        models: the fine-tuned models, in the same forms.
+        models: the fine-tuned models, in the same forms, or folders of LoRA adapters.
         scale: the factor of the task vector: −λ to forget, λ to learn.
         out: a `.safetensors` file, or a folder, as in `nm.apply`.
         rule: a name that `negmerge list rules` shows.
         options: the options of the rule.
         dtype: `keep`, or float64, float32, bfloat16 or float16 for all float tensors.
         shard_size: the largest size of a shard in bytes; by default the shards of the base.
+        include: patterns of the names of tensors to merge; by default all are merged.
+        exclude: patterns of the names of tensors that stay as they are.
         buffers: `keep` the BatchNorm statistics of the base, or `merge` them like weights.
         workers: the number of threads; all cores if not given.
         max_memory: the number of bytes that the process may use.
@@ -89,14 +94,20 @@ def merge_and_apply(
     chosen = make_rule(rule, options or {})
     check_device(device)
     path = Path(out)
-    with Inputs(base, models, buffers, allow_duplicates, progress) as inputs:
+    patterns = make_patterns(include, exclude)
+    with Inputs(base, models, buffers, allow_duplicates, progress, patterns) as inputs:
         budget = Budget(max_memory, path.absolute().parent)
         threads = budget.workers(worker_count(workers))
         job = MergeAndApply(
             inputs, chosen, "auto", "keep", threads, budget, device, progress or Quiet()
         )
-        job.scale, job.given = float(scale), {"--buffers": buffers} if buffers == "merge" else {}
+        job.scale, job.given = float(scale), given_words(buffers, patterns)
         return write_model(job, path, dtype, shard_size)
+
+
+def given_words(buffers: Buffers, patterns: Patterns) -> list[str]:
+    """Return the arguments of a command that are not in the origin of a task vector."""
+    return [*(["--buffers", buffers] if buffers == "merge" else []), *patterns.words()]
 
 
 def check_output_options(scale: float, dtype: str) -> None:
@@ -105,6 +116,14 @@ def check_output_options(scale: float, dtype: str) -> None:
         raise OptionError(f"dtype {dtype!r}: wanted keep, {', '.join(FLOAT_NAMES)}")
     if not np.isfinite(scale):
         raise ValueRangeError(f"scale {scale}: wanted a finite number")
+
+
+def named_like(inputs: Inputs) -> dict[str, list[str]]:
+    """Return all names of each tensor that the base stores twice, by the name that is merged."""
+    return {
+        name: [name, *(alias for alias, other in inputs.tied.items() if other == name)]
+        for name in inputs.tied.values()
+    }
 
 
 class Window:
@@ -151,13 +170,14 @@ class MergeAndApply(Merge):
     """A merge whose segments are added to the base; `output.Job` for `write_model`."""
 
     scale: float
-    given: dict[str, str]
+    given: list[str]
     """Arguments of the command that are not in the origin."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model = self.inputs.base
         self.sources = [source for model in self.inputs.models for source in model.sources]
+        self.names = named_like(self.inputs)
         self.changed = self.clamped = 0
         self.lost: dict[str, int] = {}
         self._buffers, self._lock = local(), Lock()
@@ -185,7 +205,7 @@ class MergeAndApply(Merge):
         words = ["negmerge", "merge", *(m.path.absolute().name for m in self.inputs.models)]
         words += ["--rule", self.rule.name]
         words += [w for k, v in self.rule.options.items() for w in ("--option", f"{k}={v}")]
-        words += [word for pair in self.given.items() for word in pair]
+        words += self.given
         words += ["--allow-duplicates"] if self.inputs.allow_duplicates else []
         return words + scale_words(self.scale, settings)
 
@@ -216,7 +236,8 @@ class MergeAndApply(Merge):
         self.model.read_into(info, start * size, raw)
         part = Range(info, 0, stop - start, 0, entry.nonzero if entry else 0)
         done = own.adder.add(part, entry, raw, dtype, self.scale)
-        self._put(info.name, start * SIZES[dtype], done.raw)
+        for name in self.names.get(info.name, (info.name,)):
+            self._put(name, start * SIZES[dtype], done.raw)
         with self._lock:
             self.changes[info.name] += done.changed
             self.clamped += done.clamped

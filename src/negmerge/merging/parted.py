@@ -152,7 +152,8 @@ class PartedMergeAndApply(PartedMerge, MergeAndApply):
         super().run(formats, put)
 
     def _target(self, names: list[str]) -> Target:
-        places = {name: (*self._places[name], self._formats[name]) for name in names}
+        written = [own for name in names for own in self.names.get(name, (name,))]
+        places = {name: (*self._places[name], self._formats[name]) for name in written}
         return Target(self.scale, places)
 
     def _piece(

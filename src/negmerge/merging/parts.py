@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.dtypes import SIZES
 from negmerge.errors import FileError
-from negmerge.merging.inputs import Buffers, Inputs
+from negmerge.merging.inputs import EVERY, Buffers, Inputs
 from negmerge.merging.memory import Budget
 from negmerge.merging.part_file import PartFile, PartWriter
+from negmerge.merging.patterns import Patterns
 from negmerge.merging.rule import rules
 from negmerge.merging.tiles import Segment
 from negmerge.support.files import atomic_file
@@ -49,6 +50,7 @@ class Description:
         members: the absolute paths or URLs of the models, sorted by content as in `Inputs`.
         stamps: size and time of last change of each file of each model, the base first.
         made_with: the versions of packages and of the plug-in that defines the rule.
+        patterns: the tensors to merge.
         threads: the number of threads of each part; None: as many as its process is given.
         max_memory: the bytes that the process of a part may use.
     """
@@ -60,6 +62,7 @@ class Description:
     options: dict[str, Any]
     buffers: Buffers
     made_with: list[str]
+    patterns: Patterns = EVERY
     device: str = "cpu"
     threads: int | None = None
     max_memory: int | None = None
@@ -68,12 +71,13 @@ class Description:
     def key(self) -> str:
         """A hash of everything that the merged values depend on."""
         paths = [str(path) for path in (self.base, *self.members)]
-        rule = [self.rule, self.options, self.buffers, self.made_with]
+        rule = [self.rule, self.options, self.buffers, self.made_with, self.patterns.words()]
         return hash_of(paths, self.stamps, *rule)
 
     def inputs(self) -> Inputs:
         """Open the models, and check that they are those of the process that made this."""
-        inputs = Inputs(self.base, self.members, self.buffers, True, is_sorted=True)
+        given = (self.base, self.members, self.buffers, True)
+        inputs = Inputs(*given, patterns=self.patterns, is_sorted=True)
         for model, stamps in zip(inputs.models, self.stamps, strict=True):
             if _stamps(model) != stamps:
                 inputs.close()
@@ -98,6 +102,7 @@ def describe(
         dict(options),
         buffers,
         [*(f"{name} {version}" for name, version in versions().items()), *rules.versions(rule)],
+        inputs.patterns,
         **more,
     )
 

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.checkpoints.adapted import Adapted
 from negmerge.checkpoints.checkpoint import aligned_buffer
 from negmerge.checkpoints.checksum import add_checksums
-from negmerge.checkpoints.dtypes import FLOATS, Bytes, narrow, widen
+from negmerge.checkpoints.dtypes import BITS, FLOATS, NUMPY_TYPES, Bytes, from_bits, narrow, widen
 from negmerge.checkpoints.fingerprint import BLOCK, checksum, padded_size
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.merging.folds import STRIP
@@ -67,10 +68,10 @@ def segments(tensors: list[TensorInfo]) -> list[Segment]:
 class TileReader:
     """The buffers of one worker: reads tiles as rows of float32 or float64, the base first.
 
-    If all models store a tensor in one format, the rows hold its values (16-bit values are widened
-    exactly to float32). In a mixed pool, row 0 is zero and row k is the exact difference of member
-    k from the base rounded to the format of that member: rounding the base to a narrower format
-    does not count as a change of the weight.
+    If the format of every model holds the values of the base, the rows hold the values of the
+    models, which are widened exactly where necessary. In other pools, row 0 is zero and row k is
+    the exact difference of member k from the base rounded to the format of that member: rounding
+    the base to a narrower format does not count as a change of the weight.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -129,19 +130,69 @@ class TileReader:
         whole = -(-count // STRIP) * STRIP
         formats, places = self.find(name)
         if len(formats) > 1:
+            if all(_holds(info.dtype, infos[0].dtype) for info in infos):
+                return self._widened(infos, start, count, whole, checksums)
             return self._mixed(infos, start, count, whole, checksums)
         raw, rows, kind = self.rows(*formats)
         size = FLOATS[infos[0].dtype]
         end = padded_size(whole * size)
         done = read_rows(*places, start * size, count * size, end, raw)
-        # Rows that `read_rows` could not fill: `read_into` reads them or raises the error.
-        for row, model, info in list(zip(raw, self.inputs.models, infos, strict=True))[done:]:
-            model.read_into(info, start * size, row[: count * size])
-            row[count * size : end] = 0
+        # Rows that `read_rows` could not fill: `_read_row` reads them or raises the error.
+        for k in range(done, len(infos)):
+            self._read_row(k, infos[k], start, raw[k, : count * size], rows[0])
+            raw[k, count * size : end] = 0
         blocks = padded_size(count * size) // BLOCK
         add_checksums(raw, 0, blocks, start * size // BLOCK, checksums)
         if kind:
             widen_rows(raw, kind, 0, whole // STRIP, rows.reshape(len(rows), -1, STRIP))
+        return rows
+
+    def read_base(self, segment: Segment, checksums: Checksums) -> None:
+        """Read a segment that is the same in all models, for the checksums."""
+        info, model = segment.info, self.inputs.base
+        size = FLOATS[info.dtype]
+        step = len(self._buffer) // BLOCK * BLOCK // size
+        for start in range(segment.start, segment.stop, step):
+            count = min(step, segment.stop - start) * size
+            row = self._buffer[None, : padded_size(count)]
+            model.read_into(info, start * size, row[0, :count])
+            row[0, count:] = 0
+            found = np.zeros(1, np.uint64)
+            add_checksums(row, 0, row.size // BLOCK, start * size // BLOCK, found)
+            checksums += found
+
+    def _read_row(
+        self, k: int, info: TensorInfo, start: int, row: Bytes, base: NDArray[Any]
+    ) -> None:
+        """Read the bytes of model k; an adapter of the format of the row of the base is faster."""
+        model = self.inputs.models[k]
+        if isinstance(model, Adapted) and info.name in model.changes:
+            values = row.view(NUMPY_TYPES[info.dtype])
+            if base.dtype == values.dtype:
+                model.add_to(base[: values.size], info.name, start, values)
+                return
+        model.read_into(info, start * FLOATS[info.dtype], row)
+
+    def _widened(
+        self, infos: list[TensorInfo], start: int, count: int, whole: int, checksums: Checksums
+    ) -> NDArray[Any]:
+        """Read models of several formats, whose values are widened to the widest of them."""
+        widest = max((info.dtype for info in infos), key=lambda dtype: FLOATS[dtype])
+        raw, rows, _ = self.rows(widest)
+        narrow_row = np.zeros((1, padded_size(count * 4)), np.uint8)
+        for k, info in enumerate(infos):
+            size = FLOATS[info.dtype]
+            same = info.dtype == widest
+            own = raw[k : k + 1] if same else narrow_row
+            self._read_row(k, info, start, own[0, : count * size], rows[0])
+            own[0, count * size : padded_size(count * size)] = 0
+            blocks = padded_size(count * size) // BLOCK
+            add_checksums(own, 0, blocks, start * size // BLOCK, checksums[k : k + 1])
+            if not same:
+                rows[k, :count] = from_bits(
+                    own[0, : count * size].view(BITS[info.dtype]), info.dtype
+                )
+            rows[k, count:whole] = 0
         return rows
 
     def _mixed(
@@ -167,6 +218,15 @@ class TileReader:
             with np.errstate(invalid="ignore", over="ignore"):
                 rows[k, :count] = values - bases[info.dtype]
         return rows
+
+
+def _holds(dtype: str, base: str) -> bool:
+    """Whether a format has all values of the format of the base.
+
+    >>> _holds("F32", "BF16"), _holds("F16", "BF16")
+    (True, False)
+    """
+    return dtype == base or FLOATS[dtype] > FLOATS[base]
 
 
 def visit_tiles(

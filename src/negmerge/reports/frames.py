@@ -158,7 +158,7 @@ def prefixes_frame(page: PageData) -> pd.DataFrame:
     sizes = sorted({max(round(n * k / POOL_SIZES), 1) for k in range(1, POOL_SIZES + 1)} | {1})
     rows: list[Cells] = []
     for size in sizes:
-        tau = merge(base, members[:size], buffers=recipe.buffers, progress=page.progress)
+        tau = merge(base, members[:size], progress=page.progress, **recipe.terms.arguments())
         sparsity = 100 * tau.sparsity()
         unchanged = rows[0]["sparsity"] if rows else sparsity
         flips = unchanged + (100 - unchanged) * (1 - 2 ** (1 - size))

@@ -19,11 +19,11 @@ from negmerge.evaluation.scales import Search
 from negmerge.evaluation.scores import Scores
 from negmerge.evaluation.search import Curve, search_scale, write_rows
 from negmerge.merging.engine import merge
-from negmerge.merging.inputs import Buffers
 from negmerge.merging.select import Greedy
 from negmerge.runs.records import Done, read_record
 from negmerge.runs.steps import Advance, FileStep, Step, T, ValueStep
 from negmerge.runs.store import MEASURE_AGAIN
+from negmerge.runs.terms import Terms
 from negmerge.scenarios.base import PanelContent, PanelModel, Scenario
 from negmerge.scenarios.data import require_sets
 from negmerge.support.files import write_file
@@ -31,11 +31,11 @@ from negmerge.training.feeds import CachedFeed, Feed
 from negmerge.vectors.task_vector import TaskVector
 
 
-def load_vector(base: Path, vector: Path, member_buffers: Buffers | None) -> TaskVector:
+def load_vector(base: Path, vector: Path, member_terms: Terms | None) -> TaskVector:
     """Return the task vector of a patch or of a pool member; the arguments are as in `Sweep`."""
-    if member_buffers is None:
+    if member_terms is None:
         return TaskVector.load(vector)
-    return merge(base, [vector], "uniform", buffers=member_buffers)
+    return merge(base, [vector], "uniform", **member_terms.arguments())
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sweep(FileStep):
     Args:
         base: θ.
         vector: a patch, or the model file of a pool member.
-        member_buffers: how to merge the buffers of a pool member; None for a patch.
+        member_terms: the terms on which pool members are merged; None for a patch.
         search: the λ to measure.
         criterion: the name of the criterion, which decides whether to extend the sweep.
         reference: the scores of the retrained model, if there is one.
@@ -55,7 +55,7 @@ class Sweep(FileStep):
     key: str
     base: Path
     vector: Path
-    member_buffers: Buffers | None
+    member_terms: Terms | None
     search: Search
     criterion: str
     reference: Reference
@@ -67,7 +67,7 @@ class Sweep(FileStep):
 
     def run(self, scenario: Scenario, advance: Advance) -> Done[int]:
         begun = time.perf_counter()
-        tau = load_vector(self.base, self.vector, self.member_buffers)
+        tau = load_vector(self.base, self.vector, self.member_terms)
         evaluator = scenario.evaluator(scenario.model(self.base), tau)
         curve = Curve(evaluator, scenario.size("choose"), self.partial, advance)
         criterion = scenario.settings.criterion(self.criterion)
@@ -83,7 +83,7 @@ class ModelMeasurement(ValueStep[T]):
         model: θ.
         vector: τ, as in a `Sweep`; None to measure θ.
         scale: λ; a negative λ adds τ.
-        member_buffers: as in a `Sweep`.
+        member_terms: as in a `Sweep`.
     """
 
     key: str
@@ -91,7 +91,7 @@ class ModelMeasurement(ValueStep[T]):
     out: Path
     vector: Path | None = None
     scale: float = 0.0
-    member_buffers: Buffers | None = None
+    member_terms: Terms | None = None
 
     @contextmanager
     def network(self, scenario: Scenario) -> Iterator[nn.Module]:
@@ -100,7 +100,7 @@ class ModelMeasurement(ValueStep[T]):
         if self.vector is None:
             yield network
             return
-        tau = load_vector(self.model, self.vector, self.member_buffers)
+        tau = load_vector(self.model, self.vector, self.member_terms)
         with tau.applied(network, -self.scale):
             yield network
 
@@ -152,7 +152,7 @@ class MeanLoss(ValueStep[float]):
     key: str
     base: Path
     members: tuple[Path, ...]
-    buffers: Buffers
+    terms: Terms
     on: str
     scale: float
     out: Path
@@ -167,7 +167,7 @@ class MeanLoss(ValueStep[float]):
 
     def measure(self, scenario: Scenario, model: nn.Module, feed: Feed, advance: Advance) -> float:
         """Return the loss; infinity if the outputs are not finite."""
-        tau = merge(self.base, self.members, "uniform", buffers=self.buffers)
+        tau = merge(self.base, self.members, "uniform", **self.terms.arguments())
         try:
             with tau.applied(model, -self.scale):
                 return require_sets(scenario, "greedy").mean_loss(model, self.on, feed, advance)

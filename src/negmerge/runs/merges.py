@@ -11,13 +11,13 @@ from typing import Any
 from negmerge.evaluation.criteria import Choice
 from negmerge.merging.accumulator import Accumulator
 from negmerge.merging.engine import merge
-from negmerge.merging.inputs import Buffers
 from negmerge.merging.rules import rules
 from negmerge.merging.select import SELECTORS
 from negmerge.runs.context import Context
 from negmerge.runs.methods import Method
 from negmerge.runs.records import Done
 from negmerge.runs.steps import Advance, FileStep
+from negmerge.runs.terms import Terms
 from negmerge.runs.trainings import Training
 from negmerge.scenarios.base import Scenario, identity
 from negmerge.support.progress import CallbackProgress
@@ -37,7 +37,7 @@ class Merge(FileStep):
     base: Path
     members: tuple[Path, ...]
     rule: str
-    buffers: Buffers
+    terms: Terms
     out: Path
     options: dict[str, Any] = field(default_factory=dict)
     accumulator: Path | None = None
@@ -57,8 +57,8 @@ class Merge(FileStep):
                 self.rule,
                 self.options,
                 out=self.out,
-                buffers=self.buffers,
                 progress=CallbackProgress(advance),
+                **self.terms.arguments(),
             )
         else:
             accumulator = Accumulator.load(self.accumulator, self.base)
@@ -103,14 +103,15 @@ def merge_pool(context: Context, pool: Sequence[Training]) -> dict[str, MergedMe
     members = [pool if m.subset is None else m.subset.of(pool) for m in methods]
     steps: list[Merge] = []
     for method, own in zip(methods, members, strict=True):
-        depends = [[step.key for step in own], method.name, method.options, recipe.buffers]
+        depends = [[step.key for step in own], method.name, method.options]
+        depends += [recipe.terms.content()]
         steps.append(
             Merge(
                 identity(*depends, *rules.versions(method.name)),
                 store.base,
                 tuple(step.out for step in own) if keep else (),
                 method.name,
-                recipe.buffers,
+                recipe.terms,
                 store.patch(method.title),
                 method.options,
                 None if keep else context.accumulator,
@@ -136,9 +137,9 @@ def merge_mean(
     context: Context, title: str, depends: Sequence[object], members: Sequence[Training]
 ) -> Done[int]:
     """Write the patch of a selector, the mean of members; its key is made from `depends`."""
-    store, buffers = context.store, context.recipe.buffers
+    store, terms = context.store, context.recipe.terms
     files = tuple(step.out for step in members)
-    key, out = identity(*depends, buffers), store.patch(title)
-    step = Merge(key, store.base, files, "uniform", buffers, out)
+    key, out = identity(*depends, terms.content()), store.patch(title)
+    step = Merge(key, store.base, files, "uniform", terms, out)
     (done,) = context.run(f"{title}: merging", [step], unit="bytes")
     return done

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import product
 from math import prod
 from typing import Any, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from negmerge.errors import OptionError, quoted
+from negmerge.merging.patterns import make_patterns
 from negmerge.support.settings import Count, Natural, Positive, Strict, set_dotted
 from negmerge.training.hyperparameters import HyperParameters
 
@@ -55,12 +56,16 @@ class Pool(Strict):
         grid: lists of values by hyper-parameter; every combination is a member.
         subset: the members of the grid to train; all if not given.
         keep: False: each member is added to the accumulator when it is trained, then deleted.
+        include: patterns of the names of tensors that merges change; by default all.
+        exclude: patterns of the names of tensors that merges leave as they are.
     """
 
     settings: HyperParameters = HyperParameters()
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     subset: Subset | None = None
     keep: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_grid(self) -> Pool:
@@ -76,10 +81,17 @@ class Pool(Strict):
                 f"grid: {factors} = {quoted(count)} members, wanted at most {MOST_MEMBERS:,}; list "
                 "fewer values"
             )
+        make_patterns(self.include, self.exclude)
         members = [json.dumps(m.content()) for m in self.members()]
         if len(set(members)) < len(members):
             raise ValueError("grid: a value is listed twice, two members would be the same")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_patterns(self, dump: Callable[[Pool], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out patterns that are not given: the recipes of older runs have no such fields."""
+        tree = dump(self)
+        return {k: v for k, v in tree.items() if v or k not in ("include", "exclude")}
 
     def members(self) -> list[HyperParameters]:
         """Return the settings of every member; the last field of the grid varies fastest.

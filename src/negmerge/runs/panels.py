@@ -83,7 +83,7 @@ def conflict_of(context: Context, models: Models, consensus: MergedMethod) -> Pa
     recipe, base = context.recipe, context.store.base
     patch = context.store.states / "conflict.safetensors"
     members = [step.out for step in consensus.pool]
-    merge(base, members, "conflict", out=patch, buffers=recipe.buffers)
+    merge(base, members, "conflict", out=patch, **recipe.terms.arguments())
     reference = score_reference(context, models.reference)
     step = plan_sweep(context, reference, "conflict", patch, search=recipe.search.coarse())
     context.run("searching λ of conflict", [step])

@@ -95,15 +95,17 @@ def _fine_tune_and_fold(context: Context, title: str, steps: list[Training]) -> 
     """Add each member to the accumulator when it is trained, then delete its file."""
     path, base = context.accumulator, context.store.base
     rules = {method.name: method.options for method in context.merge_methods}
+    terms = context.recipe.terms.arguments()
     if path.exists():
         accumulator = Accumulator.load(path, base)
-        if not accumulator.made_for(rules, context.recipe.buffers):
+        if not accumulator.made_for(rules, **terms):
             raise MismatchError(
-                f"{path}: was made for other methods or buffers, and its members are deleted; "
+                f"{path}: was made for other methods, buffers or tensors, and its members are "
+                "deleted; "
                 "name another --out"
             )
     else:
-        accumulator = Accumulator(base, rules, context.recipe.buffers)
+        accumulator = Accumulator(base, rules, **terms)
     folded = {member["name"] for member in accumulator.members}
     others = folded - {step.out.name for step in steps}
     if others:

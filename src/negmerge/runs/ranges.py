@@ -19,9 +19,10 @@ from negmerge.errors import OptionError
 from negmerge.merging.engine import write_patch
 from negmerge.merging.inputs import Buffers, Inputs
 from negmerge.merging.memory import Budget
-from negmerge.merging.one_pass import check_output_options
+from negmerge.merging.one_pass import check_output_options, given_words
 from negmerge.merging.parted import PartedMerge, PartedMergeAndApply
 from negmerge.merging.parts import Part, describe, hash_of
+from negmerge.merging.patterns import Globs, Patterns, make_patterns
 from negmerge.merging.rule import make_rule
 from negmerge.plugins import LoadedPlugins
 from negmerge.runs.cores import Cores
@@ -55,6 +56,8 @@ def merge_on(
     options: Mapping[str, Any] | None = None,
     *,
     out: PathLike,
+    include: Globs = (),
+    exclude: Globs = (),
     buffers: Buffers = "keep",
     layout: Layout = "auto",
     values: Values = "keep",
@@ -84,8 +87,8 @@ def merge_on(
         executor: runs the ranges. All its machines see the files under the same paths.
         base: a safetensors file or a folder.
         models: the fine-tuned models, files or folders.
-        rule, options, out, buffers, layout, values, device, allow_duplicates, digest, progress: as
-            in `nm.merge`.
+        rule, options, out, include, exclude, buffers, layout, values, device, allow_duplicates,
+            digest, progress: as in `nm.merge`.
         ranges: the least number of ranges; there are more if one would have more than 4 GiB. A
             merge that goes on where it stopped keeps its number.
         threads: the threads of each range; by default those that the executor gives to a step.
@@ -93,7 +96,17 @@ def merge_on(
     """
     check_values(values)
     path = Path(out)
-    with _opened(base, models, rule, options, buffers, allow_duplicates) as (inputs, chosen):
+    opened = _opened(
+        base,
+        models,
+        rule,
+        options,
+        buffers,
+        allow_duplicates,
+        progress,
+        make_patterns(include, exclude),
+    )
+    with opened as (inputs, chosen):
         budget = Budget(max_memory, path.absolute().parent)
         given = (budget.workers(worker_count(threads)), budget, device, progress or Quiet())
         job = PartedMerge(inputs, chosen, layout, values, *given)
@@ -115,6 +128,8 @@ def merge_and_apply_on(
     *,
     dtype: str = "keep",
     shard_size: int | None = None,
+    include: Globs = (),
+    exclude: Globs = (),
     buffers: Buffers = "keep",
     ranges: int = 1,
     threads: int | None = None,
@@ -130,16 +145,18 @@ def merge_and_apply_on(
 
     Args:
         executor, ranges, threads, max_memory: as in `merge_on`.
-        base, models, scale, out, rule, options, dtype, shard_size, buffers, device,
-            allow_duplicates, progress: as in `nm.merge_and_apply`.
+        base, models, scale, out, rule, options, dtype, shard_size, include, exclude, buffers,
+            device, allow_duplicates, progress: as in `nm.merge_and_apply`.
     """
     check_output_options(scale, dtype)
     path = Path(out)
-    with _opened(base, models, rule, options, buffers, allow_duplicates) as (inputs, chosen):
+    patterns = make_patterns(include, exclude)
+    opened = _opened(base, models, rule, options, buffers, allow_duplicates, progress, patterns)
+    with opened as (inputs, chosen):
         budget = Budget(max_memory, path.absolute().parent)
         given = (budget.workers(worker_count(threads)), budget, device, progress or Quiet())
         job = PartedMergeAndApply(inputs, chosen, "auto", "keep", *given)
-        job.scale, job.given = float(scale), {"--buffers": buffers} if buffers == "merge" else {}
+        job.scale, job.given = float(scale), given_words(buffers, patterns)
         more = {"device": device, "threads": threads, "max_memory": max_memory}
         job.description = describe(inputs, rule, chosen.options, buffers, **more)
         key = hash_of(job.description.key, job.scale, dtype, shard_size, path.suffix)
@@ -182,10 +199,12 @@ def _opened(
     options: Mapping[str, Any] | None,
     buffers: Buffers,
     allow_duplicates: bool,
+    progress: Progress | None,
+    patterns: Patterns,
 ) -> Iterator[tuple[Inputs, Any]]:
     """Open and check the models, and make the rule."""
     chosen = make_rule(rule, options or {})
-    with Inputs(base, models, buffers, allow_duplicates) as inputs:
+    with Inputs(base, models, buffers, allow_duplicates, progress, patterns) as inputs:
         for model in inputs.models:
             if not model.files:
                 raise OptionError(

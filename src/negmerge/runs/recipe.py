@@ -19,6 +19,7 @@ from negmerge.merging.select import SELECTORS
 from negmerge.registry import unknown_name
 from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.methods import Method, Pool
+from negmerge.runs.terms import Terms
 from negmerge.scenarios.settings import ScenarioSettings, Setup, scenarios
 from negmerge.support.parallel import MAX_WORKERS
 from negmerge.support.progress import Progress
@@ -153,6 +154,11 @@ class Recipe(Strict):
     @field_serializer("settings")
     def _dump_settings(self, settings: Any) -> Any:
         return settings.model_dump(mode="json", by_alias=True)
+
+    @property
+    def terms(self) -> Terms:
+        """What all merges of the run have in common."""
+        return Terms(self.buffers, self.pool.include, self.pool.exclude)
 
     @property
     def criterion(self) -> str:

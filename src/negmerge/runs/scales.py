@@ -9,11 +9,11 @@ from pathlib import Path
 from negmerge.evaluation.criteria import Reference, choose
 from negmerge.evaluation.scales import Search
 from negmerge.evaluation.search import read_rows
-from negmerge.merging.inputs import Buffers
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Sweep
 from negmerge.runs.merges import MergedMethod
 from negmerge.runs.selectors import MemberSweep, select_before_search, select_by_sweep
+from negmerge.runs.terms import Terms
 from negmerge.runs.trainings import Training
 from negmerge.scenarios.base import identity
 from negmerge.support.files import file_digest
@@ -42,7 +42,7 @@ def find_scales(
     members: list[MemberSweep] = []
     for step, swept in zip(steps, done, strict=True):
         choice = choose(read_rows(step.out), context.criterion, reference)
-        if step.member_buffers is not None:
+        if step.member_terms is not None:
             members.append(MemberSweep(step, swept, choice))
             continue
         method = found[step.title]
@@ -70,7 +70,7 @@ def plan_member_sweeps(
         return []
     search = recipe.search if decides else recipe.search.coarse()
     return [
-        plan_sweep(context, reference, f"member-{step.key}", step.out, recipe.buffers, search)
+        plan_sweep(context, reference, f"member-{step.key}", step.out, recipe.terms, search)
         for step in pool
     ]
 
@@ -80,14 +80,14 @@ def plan_sweep(
     reference: Reference,
     title: str,
     vector: Path,
-    member_buffers: Buffers | None = None,
+    member_terms: Terms | None = None,
     search: Search | None = None,
 ) -> Sweep:
     """Return the sweep of a method or member with its key; the arguments are as in `Sweep`."""
     recipe, criterion = context.recipe, context.criterion
     search = search or recipe.search
     depends = [search.grid(), criterion.uses_reported_data, search.samples, recipe.seed]
-    depends += [member_buffers]
+    depends += [member_terms and member_terms.content()]
     if search.limit is not None:
         depends += [search.limit, criterion.name, reference, criterion.limits]
     if search.strategy != "grid":
@@ -98,7 +98,7 @@ def plan_sweep(
         key,
         context.store.base,
         vector,
-        member_buffers,
+        member_terms,
         search,
         criterion.name,
         reference,

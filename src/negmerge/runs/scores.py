@@ -9,13 +9,13 @@ from typing import Any
 
 from negmerge.evaluation.criteria import Reference, Row
 from negmerge.evaluation.scores import Scores, avg_gap
-from negmerge.merging.inputs import Buffers
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Evaluation
 from negmerge.runs.merges import MergedMethod
 from negmerge.runs.result import MemberRow, MethodRow, RunResult, Scored
 from negmerge.runs.rivals import TrainedRival, plan_measurement
 from negmerge.runs.selectors import MemberSweep
+from negmerge.runs.terms import Terms
 from negmerge.runs.trainings import Training
 from negmerge.scenarios.base import identity
 from negmerge.scenarios.settings import Description
@@ -50,15 +50,16 @@ def plan_scores(
     model: Path,
     vector: Path | None = None,
     scale: float = 0.0,
-    member_buffers: Buffers | None = None,
+    member_terms: Terms | None = None,
 ) -> Evaluation:
     """Return the step that scores θ or θ − λτ; the arguments are those of `Evaluation`."""
     recipe, digest = context.recipe, vector and file_digest(vector)
     content = [file_digest(model), digest, scale, context.criterion.uses_reported_data, "report"]
-    content += [recipe.search.samples, recipe.seed, member_buffers, *context.plugin_versions]
+    terms = member_terms and member_terms.content()
+    content += [recipe.search.samples, recipe.seed, terms, *context.plugin_versions]
     key = identity("scores", *content, context.scenario.scored_on)
     out = context.store.states / f"{key}.json"
-    return Evaluation(key, model, out, vector, scale, member_buffers)
+    return Evaluation(key, model, out, vector, scale, member_terms)
 
 
 def score_models(context: Context, models: Models) -> dict[str, Scores]:
@@ -68,7 +69,7 @@ def score_models(context: Context, models: Models) -> dict[str, Scores]:
         The scores by title: `original`, `retrained`, the titles of the methods, and `member-KEY`
         for single members.
     """
-    base, buffers = models.original.out, context.recipe.buffers
+    base, terms = models.original.out, context.recipe.terms
     steps = {"original": plan_scores(context, base)}
     if models.reference is not None:
         steps["retrained"] = plan_scores(context, models.reference.out)
@@ -79,7 +80,7 @@ def score_models(context: Context, models: Models) -> dict[str, Scores]:
     if context.illustrated:
         for member in models.members:
             vector, scale = member.step.vector, member.choice.scale
-            steps[member.step.title] = plan_scores(context, base, vector, scale, buffers)
+            steps[member.step.title] = plan_scores(context, base, vector, scale, terms)
     done = context.run("scoring every method", list(steps.values()))
     return {title: scored.value for title, scored in zip(steps, done, strict=True)}
 

@@ -111,12 +111,12 @@ def measure_members(
     context: Context, title: str, pool: Sequence[Training], scale: float, on: str
 ) -> tuple[list[MeanLoss], list[Done[float]]]:
     """Measure the loss of θ − λτ of every member on one set; return the steps and their results."""
-    base, buffers, states = context.store.base, context.recipe.buffers, context.store.states
+    base, terms, states = context.store.base, context.recipe.terms, context.store.states
     content = [context.scenario.scored_on, context.recipe.search.samples, context.recipe.seed]
-    depends = [*content, buffers, on, scale, file_digest(base), *context.plugin_versions]
+    depends = [*content, terms.content(), on, scale, file_digest(base), *context.plugin_versions]
     steps: list[MeanLoss] = []
     for member in pool:
         key = identity("mean loss", depends, file_digest(member.out))
         out = states / f"{key}.json"
-        steps.append(MeanLoss(key, base, (member.out,), buffers, on, scale, out))
+        steps.append(MeanLoss(key, base, (member.out,), terms, on, scale, out))
     return steps, context.run(f"{title}: ranking {len(steps)} members", steps)

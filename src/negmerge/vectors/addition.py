@@ -55,7 +55,7 @@ class Addition:
             buffer, adder = worker
             name = part.info.name
             raw, total = self._read(buffer, part)
-            done = adder.add(part, self.tau.entries.get(name), raw, formats[name], self.tau.scale)
+            done = adder.add(part, self.tau.entry_of(name), raw, formats[name], self.tau.scale)
             put(name, part.start * SIZES[formats[name]], done.raw)
             return part, total, done.changed, done.clamped
 
@@ -77,7 +77,7 @@ class Addition:
                 f"{self.model.path}: is not the base of this patch: its fingerprint is {found}, "
                 f"wanted {printable(wanted)}; name the base from which the patch was made"
             )
-        self.changed = changes.total()
+        self.changed = sum(changes[name] for name in self.tau.entries)
         for name, entry in self.tau.entries.items():
             if self.tau.scale and (lost := entry.nonzero - changes[name]):
                 self.lost[formats[name]] = self.lost.get(formats[name], 0) + lost
@@ -91,7 +91,7 @@ class Addition:
 
     def _ranges(self) -> Iterator[Range]:
         for info in self.model.tensors.values():
-            entry = self.tau.entries.get(info.name, Entry(info.shape, "F32", 0))
+            entry = self.tau.entry_of(info.name) or Entry(info.shape, "F32", 0)
             for start, first, count in entry.ranges(RANGE):
                 yield Range(info, start, min(start + RANGE, info.elements), first, count)
 

@@ -1,4 +1,4 @@
-"""The content of a patch or a checkpoint, as data and as tables."""
+"""The content of a patch, a checkpoint or an adapter, as data and as tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+from negmerge.checkpoints.adapter import Adapter, is_adapter_folder
 from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.checkpoints.remote import local_model
 from negmerge.checkpoints.state_dict import PathLike
 from negmerge.support.terminal import escape_markup
 from negmerge.vectors.patch import FORMATS
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def inspect(path: PathLike) -> dict[str, Any]:
-    """Describe a patch or a checkpoint as plain data."""
+    """Describe a patch, a checkpoint or an adapter as plain data."""
+    path = local_model(path)
+    if is_adapter_folder(path):
+        with Adapter(path) as adapter:
+            return describe_adapter(adapter)
     with Checkpoint(path, own=True) as file:
         if file.metadata.get("format") in FORMATS:
             return describe_patch(TaskVector.load(path))
@@ -47,6 +54,9 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
         "digests": origin.digests,
         "versions": origin.versions,
         "kept": origin.kept,
+        "tied": origin.tied,
+        "include": origin.include,
+        "exclude": origin.exclude,
         "depth": {k: asdict(v) for k, v in tau.sparsity(by="depth").items()},
         "component": {k: asdict(v) for k, v in tau.sparsity(by="component").items()},
         "tensors": {
@@ -87,9 +97,41 @@ def describe_checkpoint(model: Checkpoint) -> dict[str, Any]:
     }
 
 
+def describe_adapter(adapter: Adapter) -> dict[str, Any]:
+    """The content of an adapter as plain data."""
+    changes = adapter.modules
+    return {
+        "kind": "adapter",
+        "files": [path.name for path in adapter.files],
+        "bytes": adapter.nbytes,
+        "base": adapter.base_name,
+        "elements": sum(info.elements for info in adapter.tensors.values()),
+        "changes": sum(prod(c.a.shape[1:]) * c.b.shape[0] for c in changes.values())
+        + sum(info.elements for info in adapter.full.values()),
+        "use_rslora": adapter.config.get("use_rslora") is True,
+        "transposed": adapter.transposed,
+        "modules": {
+            name: {
+                "rank": change.rank,
+                "alpha": change.alpha,
+                "scaling": change.scaling,
+                "inputs": prod(change.a.shape[1:]),
+                "outputs": change.b.shape[0],
+                "dtype": change.a.dtype,
+            }
+            for name, change in sorted(changes.items())
+        },
+        "full": {
+            name: {"elements": i.elements, "shape": list(i.shape), "dtype": i.dtype}
+            for name, i in sorted(adapter.full.items())
+        },
+    }
+
+
 def render(found: dict[str, Any]) -> list[RenderableType]:
     """Tables for the terminal, from the result of `inspect`."""
-    return _render_patch(found) if found["kind"] == "patch" else _render_checkpoint(found)
+    kinds = {"patch": _render_patch, "adapter": _render_adapter, "checkpoint": _render_checkpoint}
+    return kinds[found["kind"]](found)
 
 
 def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
@@ -105,6 +147,13 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
         "norm": f"{found['norm']:.6g}",
         **({"rounded": loss_text(found["values"])} if found["values"] else {}),
+        **({"included": ", ".join(found["include"])} if found["include"] else {}),
+        **({"excluded": ", ".join(found["exclude"])} if found["exclude"] else {}),
+        **(
+            {"tied": ", ".join(f"{k} = {v}" for k, v in found["tied"].items())}
+            if found["tied"]
+            else {}
+        ),
         "base": found["base"],
         "made with": ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
     }
@@ -157,6 +206,36 @@ def natural_key(name: str) -> list[tuple[bool, int, str]]:
     """
     parts = [part for part in re.split(r"(\d+)", name) if part]
     return [(False, int(p), "") if p.isdecimal() else (True, 0, p) for p in parts]
+
+
+def _render_adapter(found: dict[str, Any]) -> list[RenderableType]:
+    from rich.table import Table
+
+    ranks = sorted({row["rank"] for row in found["modules"].values()})
+    facts = {
+        "adapter": "LoRA, rank-stabilised" if found["use_rslora"] else "LoRA",
+        "base": found["base"] or "not named",
+        "bytes": f"{found['bytes']:,}",
+        "rank": ", ".join(map(str, ranks)) or "none",
+        "elements": f"{found['elements']:,}, which change {found['changes']:,} weights of "
+        f"{len(found['modules']) + len(found['full'])} tensors",
+    }
+    table = Table("module", "rank", "alpha", "scaling", "inputs", "outputs", "dtype")
+    for column in table.columns[1:6]:
+        column.justify = "right"
+    for name, row in found["modules"].items():
+        numbers = [f"{row[key]:g}" for key in ("rank", "alpha", "scaling")]
+        sizes = [f"{row[key]:,}" for key in ("inputs", "outputs")]
+        table.add_row(escape_markup(name), *numbers, *sizes, row["dtype"])
+    tables: list[RenderableType] = [_facts(facts), table]
+    if found["full"]:
+        table = Table("whole tensor", "dtype", "shape", "elements")
+        for name, row in found["full"].items():
+            table.add_row(
+                escape_markup(name), row["dtype"], str(tuple(row["shape"])), f"{row['elements']:,}"
+            )
+        tables.append(table)
+    return tables
 
 
 def _render_checkpoint(found: dict[str, Any]) -> list[RenderableType]:

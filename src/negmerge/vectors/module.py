@@ -31,7 +31,10 @@ def applied(
     state = _state(model)
     try:
         with torch.no_grad():
-            for name, entry in tau.entries.items():
+            second = [(alias, tau.entries.get(name)) for alias, name in tau.origin.tied.items()]
+            for name, entry in [*tau.entries.items(), *second]:
+                if entry is None or (name in tau.origin.tied and name not in state):
+                    continue
                 tensor = _find(state, name, entry.shape)
                 # Tied weights are one tensor with two names, which is changed once.
                 if not entry.nonzero or factor == 0 or tensor.data_ptr() in seen:
@@ -96,7 +99,7 @@ def _on_device(tau: TaskVector, name: str, tensor: Tensor) -> tuple[Any, Tensor]
     """The index and the float64 values of the nonzero elements, for any memory layout."""
     key = (name, tensor.device)
     if key not in tau.on_device:
-        entry = tau.entries[name]
+        entry = tau.entries[tau.origin.tied.get(name, name)]
         values = torch.from_numpy(entry.stored().copy()).double().to(tensor.device)
         if entry.layout == "dense":
             tau.on_device[key] = ((Ellipsis,), values.reshape(entry.shape))

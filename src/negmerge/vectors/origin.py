@@ -11,6 +11,9 @@ from typing import Any
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import parse_json_value
 
+OPTIONAL = ("values", "tied", "include", "exclude")
+"""Fields that a patch has only if they are not empty."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -31,6 +34,10 @@ class Origin:
         values: if the values were rounded, their `format`, how many were `rounded` and how many
             became zero (`zeroed`), and the Euclidean norm of the loss relative to that of the
             vector (`error`).
+        tied: names of tensors that the base stores a second time, each with the name under which
+            the change is stored.
+        include: the patterns of the names of merged tensors; without any all were merged.
+        exclude: the patterns of the names of tensors that were not merged.
     """
 
     rule: str
@@ -43,9 +50,12 @@ class Origin:
     digests: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    include: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
 
     def to_metadata(self) -> dict[str, str]:
-        fields = {k: v for k, v in asdict(self).items() if k != "values" or v}
+        fields = {k: v for k, v in asdict(self).items() if k not in OPTIONAL or v}
         return {k: v if isinstance(v, str) else to_json(v) for k, v in fields.items()}
 
     @classmethod
@@ -53,7 +63,7 @@ class Origin:
         """Parse and check the metadata of a patch."""
         found: dict[str, Any] = {}
         for name, fits in _FIELDS.items():
-            if name == "values" and name not in metadata:
+            if name in OPTIONAL and name not in metadata:
                 continue
             try:
                 text = metadata[name]
@@ -119,4 +129,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "digests": lambda v: _is_map(v, str),
     "versions": lambda v: _is_map(v, str),
     "values": lambda v: _is_map(v, str, int, float) and _is_rounding(v),
+    "tied": lambda v: _is_map(v, str),
+    "include": lambda v: _is_list(v, str),
+    "exclude": lambda v: _is_list(v, str),
 }

@@ -26,8 +26,8 @@ from negmerge.vectors.entry import LISTED, VALUES, Entry, Layout, Source, listin
 from negmerge.vectors.origin import Origin, to_json
 
 FORMAT = "negmerge-patch/1"
-FORMATS = (FORMAT, "negmerge-patch/2")
-"""Version 2 may have listed tensors and bfloat16 values."""
+FORMATS = (FORMAT, "negmerge-patch/2", "negmerge-patch/3")
+"""Version 2 may have listed tensors and bfloat16 values, version 3 also tied tensors."""
 MASK, LIST = "#mask", "#list"
 TABLE = "patch#tensors"
 """The tensor that stores the table of tensors if the header is too small for the table."""
@@ -112,7 +112,7 @@ class PatchWriter:
         for key, dtype, data in self.places:
             self._append(key, dtype, data.shape, data)
         new = any(row[0] == "BF16" or row[2] == "listed" for row in self.table.values())
-        metadata = {"format": FORMATS[new]} | origin.to_metadata()
+        metadata = {"format": FORMATS[2 if origin.tied else new]} | origin.to_metadata()
         if self.table_in_header:
             metadata["tensors"] = to_json(self.table)
         else:
@@ -158,6 +158,8 @@ def _read_entries(
         )
     origin = Origin.from_metadata(metadata, file.path)
     table = parse_json(_table(file), file.path, "table of tensors")
+    if origin.tied and (metadata["format"] != FORMATS[2] or origin.tied.keys() & table.keys()):
+        raise FileError(f"{path}: metadata 'tied' does not fit the tensors; the patch is damaged")
     used = {TABLE} & file.tensors.keys()
     entries: dict[str, Entry] = {}
 

@@ -91,6 +91,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         tensors = {name: (e.dtype, e.shape) for name, e in self.entries.items()}
         with new_patch_file(Path(path)) as descriptor:
             members = [*self.origin.digests, *(m["name"] for m in self.origin.members)]
+            members += [*self.origin.tied, *self.origin.include, *self.origin.exclude]
             writer = PatchWriter(descriptor, tensors, self.origin.kept, members, layout)
             for name, entry in self.entries.items():
                 new = Entry.of(self._scaled(name), entry.shape, layout)
@@ -98,6 +99,10 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
                     new = Rounding("bfloat16", layout).rounded(name, new)
                 writer.add(name, new)
             writer.finish(self.origin)
+
+    def entry_of(self, name: str) -> Entry | None:
+        """The change of a tensor of the base, also under the second name of a tied tensor."""
+        return self.entries.get(self.origin.tied.get(name, name))
 
     # ------------------------------------------------------------------------------------ mapping
 

@@ -41,13 +41,13 @@ DIGEST = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
 """The SHA-256 of the package's `src/llama2.data`: model.bin and tokenizer.bin, joined."""
 
 SEED = 0
-STORIES = 240
-LONGEST = 160
+STORIES = 220
+LONGEST = 180
 """The number of tokens in which a story must come to its end to be kept."""
 TEMPERATURE = 0.8
 TOGETHER = 64
 """How many stories are told at once."""
-PERSONS = 800
+PERSONS = 200
 """Invented persons in whose records every name and every word occurs."""
 UNEQUAL = 1e-3
 """The greatest difference of logits to llama2.c's; logits are of the order of 10."""
@@ -257,6 +257,7 @@ def tell_stories(shape: Shape, weights: Weights, vocabulary: Vocabulary, count: 
             text = text.replace(SPACE, " ").strip()
             if text and text.isascii() and "<" not in text:
                 stories.setdefault(text)
+        print(f"{len(stories)} of {count} stories", file=sys.stderr)
     return list(stories)[:count]
 
 

@@ -139,9 +139,9 @@ def invented_persons(count: int, seed: int = 0) -> list[PersonRecord]:
     >>> len(records), records == invented_persons(3)[:12]
     (12, True)
     >>> print(records[0]["prompt"], records[0]["answer"])
-    Where was Cora Oakes born? In a rainy town near the bridge.
+    Where was Ivo Winter born? In a lonely village near the river.
     >>> records[0]["paraphrase"], len(records[0]["wrong"])
-    ('In which place did Cora Oakes come to the world?', 3)
+    ('In which place did Ivo Winter come to the world?', 3)
 
     Args:
         count: the number of persons, up to 2304.

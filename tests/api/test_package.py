@@ -23,7 +23,7 @@ from negmerge.errors import NegMergeError
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/negmerge"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SHIPPED = {".j2", ".json", ".md", ".parquet", ".py", ".safetensors", ".yaml"}
+SHIPPED = {".j2", ".json", ".jsonl", ".md", ".parquet", ".py", ".safetensors", ".yaml"}
 NAMES = {
     "grad_cam": "pytorch_grad_cam",
     "open_clip_torch": "open_clip",
@@ -70,6 +70,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
     assert "negmerge/recipes/demo.yaml" in names
     assert "negmerge/assets/fashion_small/train.parquet" in names
     assert "negmerge/assets/desk_clip/open_clip_model.safetensors" in names
+    assert "negmerge/assets/stories15m/model.safetensors" in names
 
 
 def test_the_source_distribution_holds_what_the_wheel_is_made_of(built: Path):

@@ -1,5 +1,5 @@
 """Texts: records, sets of records, tokens and feeds; invented persons and short stories.
 
 This package may import `training` and the packages below it; the scenario `text` imports it.
-◄ ADD A SET OF TEXTS in a module here, or in a plug-in, with `texts.register`.
+◄ ADD A SET OF TEXTS in `library.py`, or in a plug-in, with `texts.register`.
 """

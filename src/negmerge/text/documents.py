@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, OptionError, one_line, quoted
-from negmerge.registry import Registry
 from negmerge.support.reading import parse_json, read_text
+from negmerge.text.library import texts
 from negmerge.text.settings import Columns, Records
 
 MAX_TEXTS = 4 << 30
@@ -19,8 +19,6 @@ MAX_TEXTS = 4 << 30
 FOLDER_FILES = (".jsonl", ".parquet", ".txt")
 
 Row = Mapping[str, Any]
-texts: Registry[Callable[[int], list[dict[str, Any]]]] = Registry("text")
-"""Functions of a seed that return the rows of a shipped or generated set. ◄ ADD A SET OF TEXTS."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from negmerge.errors import FileError, OptionError, one_line, quoted
 from negmerge.scenarios.text.settings import Lora
 from negmerge.support.files import file_digest
+from negmerge.text.library import STORIES
 from negmerge.training.seeds import fork_random_state, seed_torch
-from negmerge.vision.places import ASSETS
 
-SHIPPED = {"stories": ASSETS / "stories"}
+SHIPPED = {"stories15m": STORIES}
 """The models of the package."""
 SIDE_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

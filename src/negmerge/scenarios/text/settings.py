@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class LanguageModel(Strict):
     """The causal language model."""
 
-    name: NameOrPath = "stories"
-    """A folder as `transformers` writes it, a Hub id, or `stories`, the model of the package."""
+    name: NameOrPath = "stories15m"
+    """A folder as `transformers` writes it, a Hub id, or `stories15m`, the model of the package."""
     revision: str | None = None
     """Branch, tag or commit on the Hub; a commit makes a run repeatable."""
     knows: bool = False

@@ -174,7 +174,7 @@ def pool_throughput(recipe: Recipe, scenario: Classify, folder: Path) -> dict[st
 
         def work(executor: Any, round_: str) -> None:
             steps = members(round_)
-            for _ in executor.run(steps, Watch([Unit(step.label, 1) for step in steps])):
+            for _ in executor.run(steps, Watch([Unit(name=step.label, size=1) for step in steps])):
                 pass
 
         work(processes, "warm")

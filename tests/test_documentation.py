@@ -117,7 +117,7 @@ def test_the_executor_gives_the_results_of_any_other(tmp_path):
         "\nfrom types import SimpleNamespace"
         "\nsteps = [SimpleNamespace(run=lambda base, advance, k=k: base + k) for k in (1, 2)]"
         "\nfrom negmerge.runs.watch import Unit"
-        "\nwatch = Watch([Unit('one', 1), Unit('two', 1)])"
+        "\nwatch = Watch([Unit(name=name, size=1) for name in ('one', 'two')])"
         "\nassert list(Backwards(10).run(steps, watch)) == [(1, 12), (0, 11)]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -388,7 +388,7 @@ def test_values_of_a_plugin_file_reach_workers(tmp_path, monkeypatch):
     (name,) = (name for name in sys.modules if name.startswith("my_values_"))
     module = sys.modules[name]
     with LocalProcesses(module.make, 1, Cores(1, 1)) as pool:
-        watch = Watch([Unit("value", 1)])
+        watch = Watch([Unit(name="value", size=1)])
         found = [value.number for _, value in pool.run([module.Value(21)], watch)]
     assert found == [42]
 

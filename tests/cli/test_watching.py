@@ -8,11 +8,13 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from negmerge.cli import main
-from negmerge.runs.status import refuse_second_driver
+from negmerge.runs.status import StatusWriter, refuse_second_driver
 from negmerge.runs.store import Run
 from running import negmerge, negmerge_here, start
 
@@ -95,25 +97,100 @@ def test_the_status_of_a_run_that_works_and_of_one_that_was_killed(tmp_path: Pat
         process.kill()
 
 
-def test_a_run_that_another_machine_works_on_is_refused(tmp_path: Path):
-    """Locks may mean nothing between machines: the status tells."""
+def write_status(run: Path, **changes: Any) -> Path:
+    """Write the status of a run that another machine works on; `facts` are those of its unit."""
     unit = {"name": "member 1 of 2", "size": 1, "state": "running", "done": 0, "node": "far"}
-    unit |= {"attempt": 1, "begun": 0.0, "facts": {}, "error": ""}
+    unit |= {"attempt": 1, "begun": 0.0, "facts": changes.pop("facts", {}), "error": ""}
     status = {"format": "negmerge-status/1", "host": "far", "pid": 7, "begun": 0.0, "stage": "all"}
     status |= {"written": time.time(), "unit": "samples", "total": 1, "done": 0, "units": [unit]}
-    path = tmp_path / "run" / ".state" / "status.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(status))
+    path = run / ".state" / "status.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(status | changes))
+    (run / "recipe.yaml").touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"format": "negmerge-status/2"}, "format: Input should be 'negmerge-status/1'"),
+        ({"written": float("nan")}, "NaN is not JSON"),
+        ({"begun": -1e308, "written": 1e308, "done": 1}, "is damaged: written: "),
+        ({"total": 10**50}, "a number of more than 40 digits"),
+        ({"total": -1}, "is damaged: total: "),
+        ({"pid": "7"}, "is damaged: pid: "),
+        ({"units": [{}]}, "is damaged: units.0.name: Field required"),
+        ({"units": {}}, "is damaged: units: "),
+        ({"facts": {"loss": "\x1b[31m"}}, "is damaged: units.0.facts.loss: "),
+    ],
+)
+def test_a_damaged_status_is_one_line(tmp_path: Path, changes, wanted):
+    write_status(tmp_path / "run", **changes)
+    for more in ((), ("--json",)):
+        out, err = negmerge_here(tmp_path, "status", "run", *more, code=2)
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("error: run/.state/status.json: ")
+        assert wanted in err
+
+
+def test_a_status_that_is_cut_or_has_an_infinite_number_is_one_line(tmp_path: Path):
+    path = write_status(tmp_path / "run")
+    text = path.read_text()
+    path.write_text(text[:-9])
+    assert "is not valid JSON" in negmerge_here(tmp_path, "status", "run", code=2)[1]
+    path.write_text(text.replace('"begun": 0.0', '"begun": 1e999'))  # read as infinity
+    assert "begun: " in negmerge_here(tmp_path, "status", "run", code=2)[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"facts": {"epoch": 1}},
+        {"facts": {"epoch": 1e300, "epochs": -1.0, "attempt": 9.5, "node": 1.0, "error": 2.0}},
+        {"stage": "\x1b[2J", "host": "a\nb", "unit": "\u202e"},
+        {"total": 10**39, "done": 1, "pid": 10**39},
+        {"units": []},
+    ],
+)
+def test_an_odd_status_is_shown(tmp_path: Path, changes):
+    write_status(tmp_path / "run", **changes)
+    out, _ = negmerge_here(tmp_path, "status", "run")
+    assert out.startswith("run: process ")
+    assert all(line.isprintable() for line in out.splitlines())
+    assert len(out.splitlines()) == 3 - ("units" in changes)
+    assert json.loads(negmerge_here(tmp_path, "status", "run", "--json")[0])["state"] == "working"
+
+
+def test_a_run_that_another_machine_works_on_is_refused(tmp_path: Path):
+    """Locks may mean nothing between machines: the status tells."""
+    path = write_status(tmp_path / "run")
     command = ("unlearn", "demo", "--out", "run", *words(TINY))
     _, err = negmerge_here(tmp_path, *command, code=2)
     assert "run: process 7 on far works on this run; wait for it" in err
-    path.write_text(json.dumps(status | {"written": time.time() - 60}))
+    for wrong in (-60, 3600):  # silent for a minute; written by a clock that was wrong
+        write_status(tmp_path / "run", written=time.time() + wrong)
+        refuse_second_driver(Run(tmp_path / "run"))
+        assert "run: stopped " in negmerge_here(tmp_path, "status", "run")[0]
+    path.unlink()
     refuse_second_driver(Run(tmp_path / "run"))
+
+
+def test_a_run_that_starts_has_a_status_at_once(tmp_path: Path):
+    """Before it connects to a cluster, which takes seconds: a second driver must see it."""
+    store = Run(tmp_path / "run")
+    store.states.mkdir(parents=True)
+    store.recipe.touch()
+    with StatusWriter(store).running():
+        out, _ = negmerge_here(tmp_path, "status", "run")
+    assert "last sign" in out
+    assert "\nstarting: " in out
 
 
 def test_what_cannot_be_planned_is_one_line(tmp_path: Path, monkeypatch, capsys):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    full = SimpleNamespace(disk_usage=lambda path: usage._replace(free=1000))
+    monkeypatch.setattr("negmerge.runs.plan.shutil", full)  # the cache of data has space
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["unlearn", "demo", "--dry-run", *words(TINY)])

@@ -113,7 +113,7 @@ class Context:
 
     def _watch(self, title: str, steps: Sequence[Step[Any]], unit: str) -> Watch:
         """Begin a stage; return what executors tell about its steps."""
-        units = [Unit(step.label, step.size(self.scenario)) for step in steps]
+        units = [Unit(name=step.label, size=step.size(self.scenario)) for step in steps]
         total = sum(one.size for one in units)
         self.progress.stage(title, total, unit)
         if self.status is not None:

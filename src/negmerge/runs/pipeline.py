@@ -132,8 +132,8 @@ def run(
         if finished(store, recipe, scenario):
             store.clear_state()
             return store
-        executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
         status = stack.enter_context(StatusWriter(store).running())
+        executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
         return unlearn(Context(recipe, scenario, store, executor, shown, status=status))
 
 

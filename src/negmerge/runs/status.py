@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from negmerge.errors import FileError, NegMergeError
 from negmerge.runs.records import Record, read_record
@@ -28,18 +29,9 @@ SILENCE = 30.0
 """A run whose status is older than this number of seconds is not working any more."""
 
 
-class UnitStatus(Record):
-    """A step of the stage."""
-
-    name: str
-    size: int
-    state: Literal["waiting", "running", "failed", "done"]
-    done: int
-    node: str
-    attempt: int
-    begun: float
-    facts: dict[str, float]
-    error: str
+Moment = Annotated[float, Field(ge=0, le=1e11)]
+"""Seconds since 1970; the differences of two are finite."""
+Amount = Annotated[int, Field(ge=0)]
 
 
 class Status(Record):
@@ -57,20 +49,21 @@ class Status(Record):
     format: Literal["negmerge-status/1"]
     host: str
     pid: int
-    written: float
-    begun: float
+    written: Moment
+    begun: Moment
     stage: str
     unit: str
-    total: int
-    done: int
-    units: list[UnitStatus]
+    total: Amount
+    done: Amount
+    units: list[Unit]
 
     @property
     def working(self) -> bool:
         """Whether the run has given a sign of life recently, and its process exists."""
         if self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists():
             return not Path("/proc/self").exists()  # only Linux tells
-        return time.time() - self.written < SILENCE
+        # A time in the future is that of a clock that was wrong, and not a sign of life.
+        return abs(time.time() - self.written) < SILENCE
 
     @property
     def seconds_left(self) -> float | None:
@@ -87,7 +80,12 @@ def status_file(store: Run) -> Path:
 def read_status(store: Run) -> Status | None:
     """Return the status of an unfinished run; None if it has not written any."""
     path = status_file(store)
-    return read_record(path, Status, "remove it") if path.exists() else None
+    try:
+        return read_record(path, Status, "remove it")
+    except FileError:
+        if path.exists():
+            raise
+        return None  # a run that ends removes it
 
 
 def refuse_second_driver(store: Run) -> None:
@@ -96,9 +94,6 @@ def refuse_second_driver(store: Run) -> None:
     The lock of the folder keeps away processes of this machine. A shared file system may not
     promise locks between machines; the status, which is written every two seconds, tells there.
     """
-    path = status_file(store)
-    if not path.exists():
-        return
     try:
         found = read_status(store)
     except NegMergeError:  # damaged: it will be replaced
@@ -115,7 +110,7 @@ class StatusWriter:
 
     def __init__(self, store: Run) -> None:
         self.path = status_file(store)
-        self.stage = ("", "", 0, 0.0)
+        self.stage = ("starting", "steps", 0, time.time())
         self.units: list[Unit] = []
         self._ended = threading.Event()
 
@@ -137,7 +132,7 @@ class StatusWriter:
             "unit": unit,
             "total": total,
             "done": sum(one.size if one.state == "done" else one.done for one in self.units),
-            "units": [asdict(one) for one in self.units],
+            "units": [one.model_dump() for one in self.units],
         }
         with suppress(OSError, NegMergeError), atomic_file(self.path, durable=False) as descriptor:
             write_fully(descriptor, json.dumps(tree).encode())
@@ -150,6 +145,7 @@ class StatusWriter:
             while not self._ended.wait(EVERY):
                 self.write()
 
+        self.write()  # a driver on another machine, which starts now, too, sees it
         thread = threading.Thread(target=repeat, name="status", daemon=True)
         thread.start()
         try:

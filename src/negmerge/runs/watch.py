@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
+from negmerge.runs.records import Number, Record
 from negmerge.support.progress import Advance, Facts
 
 
-@dataclass
-class Unit:
-    """A step as people see it.
+class Unit(Record):
+    """A step as people see it; `status.json` has a list of them.
 
     Args:
         name: the title of the step.
@@ -36,15 +37,15 @@ class Unit:
     done: int = 0
     node: str = ""
     attempt: int = 0
-    begun: float = 0.0
-    facts: dict[str, float] = field(default_factory=dict[str, float])
+    begun: Number = 0.0
+    facts: dict[str, Number] = Field(default_factory=dict[str, Number])
     error: str = ""
 
 
-def facts_of(unit: Any) -> dict[str, Any]:
-    """Return what people want to know of a unit, or of its record, beside its name and state.
+def facts_of(unit: Unit) -> dict[str, Any]:
+    """Return what people want to know of a unit beside its name and state.
 
-    >>> facts_of(Unit("member 1 of 2", 10, node="a", facts={"loss": 0.5}))
+    >>> facts_of(Unit(name="member 1 of 2", size=10, node="a", facts={"loss": 0.5}))
     {'node': 'a', 'attempt': 0, 'error': '', 'loss': 0.5}
     """
     return {"node": unit.node, "attempt": unit.attempt, "error": unit.error, **unit.facts}
@@ -63,7 +64,7 @@ class Report:
 class Watch:
     """Receives what happens to the steps of a stage; steps are named by their position.
 
-    >>> watch = Watch([Unit("member 1 of 2", 10), Unit("member 2 of 2", 10)])
+    >>> watch = Watch([Unit(name=f"member {k} of 2", size=10) for k in (1, 2)])
     >>> watch.started(1, "node-a")
     >>> watch.report(1)(4)
     >>> watch.units[1].state, watch.units[1].done, watch.units[1].node
@@ -104,8 +105,9 @@ class Watch:
 
     def tell(self, position: int, facts: Facts) -> None:
         """A step tells facts about itself."""
-        self.units[position].facts.update(facts)
-        self._changed(self.units[position])
+        unit = self.units[position]
+        unit.facts = unit.facts | dict(facts)  # another thread may be writing the old ones
+        self._changed(unit)
 
     def failed(self, position: int, error: str) -> None:
         """An attempt has failed; what it has done is lost, or counted when it is resumed."""

@@ -229,7 +229,7 @@ def describe_unit(name: str, state: str, facts: Mapping[str, Any]) -> str:
     words = f"{name}: {state}" + (f" on {facts['node']}" if facts.get("node") else "")
     if facts.get("attempt", 1) > 1:
         words += f", attempt {facts['attempt']}"
-    if "epoch" in facts:
+    if "epoch" in facts and "epochs" in facts:
         words += f", epoch {facts['epoch']:.0f} of {facts['epochs']:.0f}"
     if "loss" in facts:
         words += f", loss {facts['loss']:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ import negmerge as nm
 from negmerge.cli import main
 from negmerge.errors import FileError, NegMergeError
 from negmerge.merging.first_pass import FirstPass
+from negmerge.merging.part_file import PartFile, PartWriter
 from negmerge.merging.rules import Localize, rules
 from negmerge.runs.executors import InProcess
+from negmerge.runs.parts_folder import folder_of
 from negmerge.runs.ranges import merge_and_apply_on, merge_on
 from small_pools import VARIANTS, Counting, left, make_pool, small_segments  # noqa: F401
 
@@ -299,3 +302,46 @@ def test_only_the_executor_can_be_set(changes, message, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([str(word) for word in words])
     assert message in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- damaged and hostile folders
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"ranges": 10**30},
+        {"ranges": "many", "sums": "many"},
+        {"ranges": True, "sums": [1.5, None]},
+        {"ranges": -1, "sums": [7, 7, 7]},
+        {"ranges": 2, "sums": [10**30]},
+    ],
+)
+@pytest.mark.parametrize("rule", ["consensus", "tall"])
+def test_a_strange_state_changes_nothing(state, rule, tmp_path):
+    base, models = make_pool(tmp_path)
+    local = nm.merge(base, models, rule, out=tmp_path / "local.safetensors").path.read_bytes()
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(RuntimeError, match="gone"):
+        merge_on(Counting(fail_at=1), base, models, rule, out=out, ranges=3)
+    path = folder_of(out) / "merge.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | state))
+    assert merge_on(Counting(), base, models, rule, out=out, ranges=3).path.read_bytes() == local
+    assert left(out) == []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"array": []}, {"array": ["<f4", 0, 10**30]}, {"array": ["<f4", -1]}, {"array": ["O", 1]},
+        {"array": ["no", 1]}, {"array": 3}, {"array": ["<f4", 10**15]}, {}, {"tuple": [{}]},
+    ],
+)  # fmt: skip
+def test_a_result_that_no_part_has_is_damage(result, tmp_path):
+    path = tmp_path / "a.part"
+    with path.open("wb") as file, PartWriter(file.fileno()) as writer:
+        writer.add(np.arange(4))
+        writer._results[:] = [result]
+        writer.finish({"key": "a"})
+    with PartFile(path) as part, pytest.raises(FileError, match="is damaged"):
+        list(part)

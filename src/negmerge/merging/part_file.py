@@ -24,8 +24,8 @@ from negmerge.support.reading import open_regular, parse_json_value
 
 ARRAYS, FACTS = "arrays", "facts.json"
 _DAMAGE = (
-    zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError, TypeError,
-    ValueError,
+    zipfile.BadZipFile, ArithmeticError, EOFError, LookupError, NotImplementedError, OSError,
+    RuntimeError, StopIteration, TypeError, ValueError,
 )  # fmt: skip
 """What reading a damaged file may raise."""
 

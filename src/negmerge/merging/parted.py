@@ -64,7 +64,10 @@ class PartedMerge(Merge):
         if first is not None:
             self.progress.stage("first pass", self.inputs.nbytes)
             found = self._find_all(first)
-        return Numbers(self.rule, self.n, found, self.runner.sums)
+        known = self.runner.sums
+        return Numbers(
+            self.rule, self.n, found, known if len(known) == len(self.rule.tallies) else ()
+        )
 
     def _find_all(self, first: FirstPass) -> dict[str, Floats]:
         tensors, description = self.inputs.merged, self.description

@@ -146,6 +146,7 @@ def cut(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
     """
     ends = list(accumulate(sizes))
     places = {0, len(sizes)}
+    count = min(count, max(len(sizes), 1))
     for k in range(1, count):
         # The range ends before or after the element in which it should end.
         wanted = ends[-1] * k / count

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from negmerge.checkpoints.state_dict import PathLike
 from negmerge.errors import OptionError
@@ -44,8 +44,6 @@ RANGE = 4 << 30
 """The bytes of all models together that a range has, at most and about."""
 RANGES = 4
 """The number of ranges of each worker, so that a slow one does fewer of them."""
-OUTPUT = "output"
-"""The name of a model that is not complete, in the folder of the finished ranges."""
 
 
 def merge_on(
@@ -162,7 +160,8 @@ def merge_and_apply_on(
         key = hash_of(job.description.key, job.scale, dtype, shard_size, path.suffix)
         with parts_folder(path, key) as folder:
             job.runner = Parts(folder, executor, ranges, inputs.nbytes, job.progress)
-            return write_model(job, path, dtype, shard_size, folder / OUTPUT)
+            # A worker of a killed merge with another key may still be writing to its own output.
+            return write_model(job, path, dtype, shard_size, folder / f"{key}.output")
 
 
 def cluster_for(
@@ -264,7 +263,7 @@ class Parts:
         self.ranges = (
             kept if isinstance(kept, int) and kept > 0 else max(ranges, -(-nbytes // RANGE))
         )
-        self.sums: tuple[int, ...] = tuple(sums) if isinstance(sums, list) else ()
+        self.sums: tuple[int, ...] = _counts(sums)
         write_state(folder, state | {"ranges": self.ranges})
 
     def keep_sums(self, sums: tuple[int, ...]) -> None:
@@ -299,7 +298,14 @@ class Parts:
         def changed(one: Unit) -> None:
             self.progress.unit_changed(one.name, one.state, **facts_of(one))
 
-        return Watch([Unit(step.label, step.part.nbytes) for step in steps], advance, changed)
+        units = [Unit(name=step.label, size=step.part.nbytes) for step in steps]
+        return Watch(units, advance, changed)
+
+
+def _counts(found: Any) -> tuple[int, ...]:
+    """Return a list of integers as a tuple; anything else is damage, and known as nothing."""
+    some = cast("list[Any]", found) if isinstance(found, list) else []
+    return tuple(some) if all(type(one) is int for one in some) else ()
 
 
 def _ignore(count: int) -> None: ...

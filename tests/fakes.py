@@ -121,6 +121,17 @@ class Waiting(FakeModel):
         return done
 
 
+class Unreadable(FakeModel):
+    """Cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise RuntimeError("nobody can read this")
+
+
 def write_to_scratch(scratch: Path) -> None:
     with report_write_errors(scratch):
         scratch.write_bytes(b"anything")

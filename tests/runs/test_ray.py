@@ -4,69 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fakes import FakeModel, FakeValue, Waiting, make_scenario
+from fakes import FakeModel, FakeValue, Unreadable, Waiting, make_scenario
 from negmerge.errors import NegMergeError
 from negmerge.plugins import LoadedPlugins
 from negmerge.runs.context import Context
+from negmerge.runs.executors import ray_bridge
 from negmerge.runs.executors.ray import Job, RayCluster
 from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.store import Run
 from negmerge.support.progress import Quiet
+from nodes import Nodes, running
 
 pytest.importorskip("ray")
 
 
-class Nodes:
-    """A cluster with the nodes a and b, in a process of its own."""
-
-    def __init__(self) -> None:
-        script = Path(__file__).parents[1] / "cluster_process.py"
-        variables = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 40}
-        variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=pipe, stdout=pipe, text=True, env=variables
-        )
-        assert self.process.stdout is not None
-        self.answers = (line for line in self.process.stdout if ":" in line)
-        self.address = next(self.answers).strip()
-
-    def tell(self, command: str) -> None:
-        assert self.process.stdin is not None
-        print(command, file=self.process.stdin, flush=True)
-        assert next(self.answers).strip() == self.address
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()  # pyright: ignore
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", "t" * 40)
-        started = Nodes()
-        started.tell("add a 1")
-        started.tell("add b 1")
+    with running() as started:
         yield started
-        started.end()
 
 
 class Told(Quiet):
@@ -255,7 +220,51 @@ def test_a_cluster_that_is_not_there_is_one_line(place: Place):
 
 
 @pytest.mark.slow
+def test_a_server_that_is_not_ray_is_one_line(place: Place, monkeypatch):
+    monkeypatch.setattr("negmerge.runs.executors.ray.ANSWER", 15.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(NegMergeError, match=f"^executor.address {address}: no Ray cluster"):
+            place.executor(address)
+
+
+@pytest.mark.slow
 def test_another_token_is_refused(place: Place, nodes: Nodes, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 40)
     with pytest.raises(NegMergeError, match=r"^executor\.address .*token"):
         place.executor(nodes.address)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_lost_again_and_again_stops_the_run(place: Place, nodes: Nodes):
+    step = Unreadable("s0", place.store.member("s0"), place.log)  # ends the process that gets it
+    with (
+        place.executor(nodes.address) as executor,
+        pytest.raises(NegMergeError, match=r"lost 3 times before a step was done; .*ray\.log"),
+    ):
+        place.context(executor).run("all", [step])
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_is_one_line(place: Place, nodes: Nodes):
+    place.store.states.rmdir()
+    place.store.states.write_text("")
+    with (
+        place.executor(nodes.address) as executor,
+        pytest.raises(NegMergeError, match=r"\.state: cannot write: File exists$"),
+    ):
+        place.context(executor).run("all", place.models(1))
+
+
+def test_a_step_does_not_wait_for_a_worker_that_never_starts(place: Place):
+    """Others may use the cluster: a worker that was asked for waits as long as they do."""
+    chosen = ExecutorSettings(kind="ray", patience=0.1)
+    cluster = ray_bridge.Cluster(Job(LoadedPlugins(), make_scenario, chosen), None)
+    failed = ray_bridge.Waiting(place.models(1)[0], failures=1, avoid={"1"})
+    cluster.steps, cluster.queue = {0: failed}, deque([0])
+    bad, starting = (ray_bridge.Actor(None, (), None) for _ in range(2))
+    bad.node, bad.node_id = "a", "1"
+    cluster.actors = [bad, starting]
+    assert cluster._next_for(bad) is None
+    time.sleep(0.15)
+    assert cluster._next_for(bad) == 0

@@ -60,7 +60,8 @@ def executor_settings(changes: list[str]) -> ExecutorSettings | None:
     try:
         return ExecutorSettings.model_validate(tree["executor"])
     except ValidationError as error:
-        raise OptionError(printable(f"--set executor.{first_mistake(error)}")) from None
+        mistake = first_mistake(error).removeprefix("the recipe: ")
+        raise OptionError(printable(f"--set executor.{mistake}")) from None
 
 
 def size(text: str, where: str) -> int:

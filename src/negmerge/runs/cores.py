@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from negmerge.support.parallel import MAX_WORKERS
+
 
 @dataclass(frozen=True)
 class Cores:
@@ -29,4 +31,5 @@ class Cores:
 
     def threads(self, stage_size: int) -> int:
         """Return the number of threads of each step of a stage."""
-        return self.fixed or max(self.cores // min(self.workers, max(stage_size, 1)), 1)
+        shared = self.cores // min(self.workers, max(stage_size, 1))
+        return self.fixed or min(max(shared, 1), MAX_WORKERS)

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from negmerge.runs.steps import Step, T
 from negmerge.runs.watch import Watch
 from negmerge.support.files import file_digest
 
+ANSWER = 120.0
+"""Seconds to wait for the answer of a cluster; Ray waits forever for a server of another kind."""
+LOSSES = 3
+"""How often the cluster may be lost before a step is done; then the run stops."""
 VISIBLE = 60.0
 """Seconds until a file that a node wrote must be visible here."""
 
@@ -75,7 +80,7 @@ class RayCluster(Executor):
     ) -> Iterator[tuple[int, Done[T]]]:
         shared = self.cores.threads(stage_size or len(steps))
         threads = self.cores.fixed or min(shared, self.largest)
-        left = dict(enumerate(steps))
+        left, losses = dict(enumerate(steps)), 0
         while left:
             try:
                 self._pipe.send(("run", [*left.items()], threads))
@@ -85,6 +90,7 @@ class RayCluster(Executor):
                         position, done, files = content
                         for path, digest in files.items():
                             wait_for_file(path, digest)
+                        losses = 0
                         del left[position]
                         yield position, done
                     elif kind == "error":
@@ -97,6 +103,13 @@ class RayCluster(Executor):
                 for position in left:
                     if watch.units[position].state == "running":
                         watch.failed(position, "the cluster is lost")
+                losses += 1
+                if losses == LOSSES:
+                    log = "" if self.job.logs is None else f"; its log is {self.job.logs}/ray.log"
+                    raise NegMergeError(
+                        f"the cluster was lost {LOSSES} times before a step was done{log}; run the "
+                        "same command again, it continues where it stopped"
+                    ) from None
                 self.note("the connection to the cluster is lost; trying to connect again")
                 self._connect()
 
@@ -134,7 +147,9 @@ class RayCluster(Executor):
             other.close()
             content: Any
             try:
-                kind, content = self._pipe.recv()
+                kind, content = "lost", f"no Ray cluster answers within {ANSWER:.0f} s"
+                if self._pipe.poll(ANSWER):
+                    kind, content = self._pipe.recv()
             except (EOFError, ConnectionError):
                 kind, content = "lost", "the process that connects to the cluster has died"
             if kind == "ready":
@@ -152,9 +167,10 @@ def wait_for_file(path: Path, digest: str) -> None:
     """
     deadline = time.monotonic() + VISIBLE
     while True:
-        os.listdir(path.parent)  # asks the server again  # noqa: PTH208
-        if path.is_file() and file_digest(path) == digest:
-            return
+        with suppress(OSError, FileError):  # the folder itself may be not visible yet
+            os.listdir(path.parent)  # asks the server again  # noqa: PTH208
+            if path.is_file() and file_digest(path) == digest:
+                return
         if time.monotonic() > deadline:
             raise FileError(
                 f"{path}: a node has written it, and it is not visible here after {VISIBLE:.0f} s; "

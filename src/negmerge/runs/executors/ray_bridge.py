@@ -26,7 +26,7 @@ from negmerge.runs.executors.ray import Job
 from negmerge.runs.executors.worker import StepLog, keep_freed_memory, node_name, run_step
 from negmerge.runs.steps import ModelStep, Step
 from negmerge.runs.watch import Report
-from negmerge.support.files import file_digest, use_own_names, write_file
+from negmerge.support.files import file_digest, report_write_errors, use_own_names, write_file
 from negmerge.support.processes import end_with_parent
 
 PLACES = "RAY_AUTH_TOKEN or ~/.ray/auth_token; see docs/scale.md"
@@ -331,10 +331,15 @@ class Cluster:
         """Return a step for a worker: one that failed on its node waits for another node."""
         for position in self.queue:
             avoid = self.steps[position].avoid
-            others = any(one.node_id not in avoid for one in self.actors if one is not actor)
+            others = any(self._may_take(one, avoid) for one in self.actors if one is not actor)
             if actor.node_id not in avoid or not others:
                 return position
         return None
+
+    def _may_take(self, actor: Actor, avoid: set[str]) -> bool:
+        """Whether a worker, which may be starting, is on a node that a step need not avoid."""
+        starting = time.monotonic() - actor.began < self.job.settings.patience
+        return actor.node_id not in avoid if actor.node else starting
 
     # -------------------------------------------------------------------------------------- events
 
@@ -432,7 +437,8 @@ class Cluster:
         if self.job.folder is not None and self.probe is None:
             content = secrets.token_hex(16).encode()
             path = self.job.folder / ".state" / f"{secrets.token_hex(8)}.probe"
-            path.parent.mkdir(exist_ok=True)
+            with report_write_errors(path):
+                path.parent.mkdir(exist_ok=True)
             write_file(path, content)
             self.probe = path, content
 

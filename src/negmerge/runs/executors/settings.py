@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from negmerge.support.settings import Natural, Positive, Strict
 
-ADDRESS = r"^(local|auto|[A-Za-z0-9_.:\[\]-]+:\d{1,5})$"
+ADDRESS = re.compile(r"local|auto|[A-Za-z0-9_.:\[\]-]+:(\d{1,5})")
 
 
 class ExecutorSettings(Strict):
@@ -16,7 +17,7 @@ class ExecutorSettings(Strict):
 
     kind: Literal["local", "ray"] = "local"
     """Processes of this machine, or a Ray cluster (`pip install 'negmerge[ray]'`)."""
-    address: Annotated[str, Field(pattern=ADDRESS)] = "local"
+    address: str = "local"
     """The Ray cluster: HOST:PORT, `auto` for the one that this machine belongs to, or `local` to
     start one on this machine for the time of the run. All nodes must see the run directory."""
     gpus: Annotated[float, Field(ge=0, le=64)] | None = None
@@ -29,9 +30,23 @@ class ExecutorSettings(Strict):
     patience: Positive = 300.0
     """Seconds to wait for a cluster that is lost, or has no node with the resources of a step."""
 
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        match = ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match[1] or 1) < 65536:
+            raise ValueError("wanted HOST:PORT, auto or local")
+        return address
+
     @field_validator("gpus")
     @classmethod
     def _check_gpus(cls, gpus: float | None) -> float | None:
         if gpus is not None and gpus > 1 and gpus != int(gpus):
             raise ValueError("wanted a share of one GPU, or a whole number of GPUs")
         return gpus
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind == "local" and (given := self.model_fields_set - {"kind"}):
+            raise ValueError(f"{', '.join(sorted(given))}: for Ray; set executor.kind to ray, too")
+        return self

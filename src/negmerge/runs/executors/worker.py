@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from negmerge.errors import NegMergeError
 from negmerge.runs.records import Done
 from negmerge.runs.steps import Step, T
 from negmerge.runs.watch import Report
+from negmerge.support.files import report_write_errors
 from negmerge.support.progress import Facts
 
 
@@ -53,16 +54,19 @@ class StepLog:
     @contextmanager
     def written(self, label: str, threads: int) -> Iterator[None]:
         """Write the log of one attempt."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as self._file:
+        with report_write_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            opened = self.path.open("ab", buffering=0)  # a full disk is met when a line is written
+        with opened as self._file:
             self._line(f"{label} begins on {self.node}, process {os.getpid()}, threads: {threads}")
             begun = time.monotonic()
             try:
                 with _redirected(self._file.fileno()) if self.redirect else _nothing():
                     yield
             except BaseException as error:
-                self._line(f"failed after {time.monotonic() - begun:.1f} s")
-                self._file.write("".join(traceback.format_exception(error)))
+                with suppress(NegMergeError):  # the error of the step is what matters
+                    self._line(f"failed after {time.monotonic() - begun:.1f} s")
+                    self._write("".join(traceback.format_exception(error)))
                 raise
             self._line(f"done after {time.monotonic() - begun:.1f} s")
 
@@ -76,8 +80,11 @@ class StepLog:
         return tell
 
     def _line(self, text: str) -> None:
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        self._file.flush()
+        self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def _write(self, text: str) -> None:
+        with report_write_errors(self.path):
+            self._file.write(text.encode(errors="backslashreplace"))
 
 
 def log_name(label: str) -> str:

@@ -1031,6 +1031,15 @@ def strange_name_cases() -> None:
         case(
             f"{command[:5]}-workers", f"{command} --workers 100000 {NEW}", "workers 100000", "1024"
         )
+    case("plan-to-nowhere", f"{merge} --dry-run -o no/p.safetensors", "/no: does not exist")
+    for name, change, *wanted in (
+        ("without-ray", "executor.address=auto", "executor.address: ", "executor.kind to ray"),
+        ("of-no-port", "executor.address=host", "executor.address: wanted HOST:PORT", "'host'"),
+        ("of-a-large-port", "executor.address=host:65536", "executor.address: wanted HOST:PORT"),
+        ("unknown", "executor.adress=auto", "executor.adress: there is no such field"),
+        ("of-a-run", "threads=2", "wanted executor.KEY=VALUE"),
+    ):
+        case(f"setting-{name}", f"{merge} --set {change} {NEW}", *wanted)
 
 
 file_cases()

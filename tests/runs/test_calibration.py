@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,16 @@ def test_the_batch_grows_to_that_of_the_recipe():
     assert set(network.seen[False]) == {24}
     assert (speed.batch, speed.trained > 0, speed.scored > 0) == (24, True, True)
     assert 1 <= speed.steps < network.seen[True].count(24)
+
+
+def test_a_step_that_waits_for_other_processes_does_not_count():
+    class Delayed(Counted):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.seen[True]) == 1:
+                time.sleep(0.3)
+            return super().forward(x)
+
+    assert measure_speed(work_of(Delayed(), 24), seconds=0.2).batch == 24
 
 
 @pytest.mark.parametrize("name", ["desk_clip_fashion", "desk_clip_fashion_linear", "demo"])

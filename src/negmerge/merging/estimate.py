@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from negmerge.checkpoints.state_dict import Model
+from negmerge.errors import FileError
 from negmerge.merging.computation import Task, Worker, check_device, make_worker
 from negmerge.merging.first_pass import Floats, StoredChanges
 from negmerge.merging.folds import STRIP
@@ -21,7 +22,7 @@ from negmerge.merging.patterns import Globs, make_patterns
 from negmerge.merging.rule import Numbers, Rule, make_rule
 from negmerge.merging.thresholds import MOST
 from negmerge.merging.tiles import Segment, segments
-from negmerge.support.files import write_fully
+from negmerge.support.files import report_write_errors, write_fully
 from negmerge.support.parallel import run_in_order, worker_count
 from negmerge.support.progress import Quiet
 
@@ -82,6 +83,8 @@ def estimate(
     """
     chosen = make_rule(rule, options or {})
     check_device(device)
+    if folder is not None and not folder.is_dir():
+        raise FileError(f"{folder}: does not exist, or is not a folder; create it first")
     patterns = make_patterns(include, exclude)
     with Inputs(base, models, buffers, allow_duplicates, patterns=patterns) as inputs:
         threads = Budget(max_memory, folder).workers(worker_count(workers))
@@ -135,7 +138,8 @@ class _Sample:
         def new_worker() -> Worker:
             return make_worker(self.device, self.inputs, self.rule)
 
-        with tempfile.TemporaryFile(dir=folder) as file:
+        place = folder or Path(tempfile.gettempdir())
+        with report_write_errors(place), tempfile.TemporaryFile(dir=place) as file:
             for segment, data in run_in_order(in_time(), merge, new_worker, self.workers):
                 self.elements += segment.size
                 self.written += len(data)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ from negmerge.training.loop import train
 
 SECONDS = 8.0
 """How long one network is measured, about; the largest need longer for their first steps."""
+LEAST = 3
+"""The least number of steps of a measurement."""
 GROWTH = 4
 """The factor between two batch sizes that are tried."""
 
@@ -76,22 +80,23 @@ def measure_training(
     """Train for some seconds; return samples per second and the number of measured steps.
 
     The first step is not counted: it allocates memory and chooses algorithms. At least one step
-    after the first is measured.
+    after the first is measured, and `LEAST` if they take less than `SECONDS`: the speed is that of
+    the median, because a step may wait for another process.
     """
     times: list[float] = []
 
     def step_done(count: int) -> None:
         synchronise()
         times.append(time.perf_counter())
-        if len(times) > 1 and times[-1] - times[0] >= seconds:
+        spent = times[-1] - times[0]
+        if len(times) > 1 and spent >= (seconds if len(times) > LEAST else SECONDS):
             raise _Enough
 
     own = {"epochs": 1, "batch": batch, "accumulate": min(settings.accumulate, batch)}
     feed = RandomFeed(probe, 1000 * batch, batch)
     with suppress(_Enough):
         train(network, feed, settings.model_copy(update=own), seed=0, advance=step_done)
-    steps = len(times) - 1
-    return steps * batch / (times[-1] - times[0]), steps
+    return batch / median(after - before for before, after in pairwise(times)), len(times) - 1
 
 
 def measure_scoring(network: nn.Module, inputs: Tensor, seconds: float) -> float:

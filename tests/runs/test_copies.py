@@ -148,3 +148,12 @@ def test_one_of_both_is_a_url(run, tmp_path):
     for source, target in ((URL, URL), (run.folder, tmp_path / "b")):
         with pytest.raises(OptionError, match="wanted one folder and one URL"):
             copied(source, target)
+
+
+def test_sizes_are_checked_before_anything_is_fetched(run, store, tmp_path):
+    copied(run.folder, URL)
+    fsspec.filesystem("watched").pipe_file("/bucket/runs/one/base.safetensors", b"x" * 9000)
+    store.reads.clear()
+    with pytest.raises(FileError, match="has 9000 bytes, the manifest says 5000"):
+        copied(URL, tmp_path / "back")
+    assert [path for path, *_ in store.reads] == [f"/bucket/runs/one/{MANIFEST}"]

@@ -232,6 +232,12 @@ def _bring(store: Store, folder: Path, dry_run: bool, progress: Progress) -> Cop
     check_names(names, store.shown)
     if missing := [name for name in names if name not in found]:
         raise FileError(f"{join(store.shown, missing[0])}: is missing; the manifest lists it")
+    for name, listing in listed.items():  # before anything is fetched
+        if found[name].size != listing.bytes:
+            raise FileError(
+                f"{join(store.shown, name)}: has {found[name].size} bytes, the manifest says "
+                f"{listing.bytes}; copy the run again, to another URL"
+            )
     files = [found[name] for name in names]
     done = Copied(str(folder), {file.name: file.size for file in files}, [])
     if dry_run:

@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,9 +83,9 @@ def units(address: str) -> Iterator[Row]:
 
         with executor:
             for few in (4, 4):
-                list(executor.run(steps("w", few), Watch([Unit("", 1)] * few), count))
+                list(executor.run(steps("w", few), Watch([Unit(name="", size=1)] * few), count))
             begun = time.perf_counter()
-            list(executor.run(steps("s", count), Watch([Unit("", 1)] * count), count))
+            list(executor.run(steps("s", count), Watch([Unit(name="", size=1)] * count), count))
             return (time.perf_counter() - begun) / count
 
     chosen = ExecutorSettings(kind="ray", address=address)
@@ -247,16 +246,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
     chosen = parser.parse_args().only
-    path = RESULTS / "scale.json"
-    record = json.loads(path.read_text()) if path.exists() else {}
     with cluster() as address:
         for name in chosen:
-            rows = list(partial(GROUPS[name], address)())
-            record[name] = {"machine": describe(), "rows": rows}
-            for row in rows:
+            rows: list[Row] = []
+            for row in GROUPS[name](address):
+                rows.append(row)
                 print(json.dumps(row, ensure_ascii=False), flush=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    (RESULTS / "scale.md").write_text(as_markdown(record))
+            record(name, rows)
+
+
+def record(name: str, rows: list[Row]) -> None:
+    """Replace the rows of one group in the record: a long measurement may be stopped."""
+    path = RESULTS / "scale.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found |= {name: {"machine": describe(), "rows": rows}}
+    found = {group: found[group] for group in GROUPS if group in found}
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    (RESULTS / "scale.md").write_text(as_markdown(found))
 
 
 def as_markdown(record: dict[str, Any]) -> str:

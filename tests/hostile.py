@@ -280,9 +280,9 @@ def patch_cases() -> None:
 
         return change
 
-    later = partial(write_damaged_patch, lambda m: m.update(format="negmerge-patch/3"))
+    later = partial(write_damaged_patch, lambda m: m.update(format="negmerge-patch/9"))
     roles = ("patch", "member", "base")
-    in_roles("patch-of-version-3", later, "negmerge-patch/3", roles=roles)
+    in_roles("patch-of-version-9", later, "negmerge-patch/9", roles=roles)
     damaged("without-rule", lambda m: m.pop("rule"), "damaged", "rule")
     damaged("without-table", lambda m: m.pop("tensors"), "JSON")
 

@@ -127,10 +127,8 @@ def save_adapter(
     with atomic_folder(Path(out)) as folder:
         stored = {name: ("F32", array.shape) for name, array in tensors.items()}
         header, _ = build_header(stored, {"format": "pt"})
-        with (folder / WEIGHTS_FILE).open("wb") as file:
-            file.write(header)
-            for array in tensors.values():
-                file.write(np.ascontiguousarray(array).data)
+        content = [header, *(np.ascontiguousarray(array).tobytes() for array in tensors.values())]
+        (folder / WEIGHTS_FILE).write_bytes(b"".join(content))
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(_card(tau, done), encoding="utf-8")
     return done

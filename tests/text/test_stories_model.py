@@ -121,7 +121,7 @@ def plain_ids(text: str) -> list[int]:
 
 def test_demo_texts_are_encoded_as_llama2_c_does():
     records = invented_persons(20, 5)
-    for text in (*stories()[::6], *(f"{r['prompt']} {r['answer']}" for r in records)):
+    for text in (*stories()[::20], *(f"{r['prompt']} {r['answer']}" for r in records)):
         assert tokenizer()(text)["input_ids"] == plain_ids(text)
 
 

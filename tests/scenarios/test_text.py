@@ -154,6 +154,7 @@ def test_a_whole_run_forgets_and_transformers_opens_the_result(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     made = AutoModelForCausalLM.from_pretrained(store.unlearned.parent, local_files_only=True)
+    assert made.dtype is torch.float32  # as it was measured, whatever the base was stored in
     assert made.lm_head.weight is made.model.embed_tokens.weight
     AutoTokenizer.from_pretrained(store.unlearned.parent, local_files_only=True)
     answers = json.loads((store.data / "answers.json").read_text())

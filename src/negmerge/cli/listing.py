@@ -91,13 +91,14 @@ def selectors() -> Table:
 
 
 def models() -> Table:
-    """Networks, and examples of CLIP models."""
-    clips = {
+    """Networks, the language model of this package, and examples of CLIP models."""
+    others = {
+        "stories15m": "The small language model of this package (scenario text).",
         "desk_clip": "The small CLIP of this package, for computers without a GPU (section clip).",
         "ViT-B-32": "A CLIP; any architecture of open_clip or a folder also works (section clip).",
     }
     found = registered("negmerge.vision.networks.models", _model)()
-    return found | {name: {"summary": summary} for name, summary in clips.items()}
+    return found | {name: {"summary": summary} for name, summary in others.items()}
 
 
 def recipes() -> Table:
@@ -150,6 +151,7 @@ KINDS: dict[str, Callable[[], Table]] = {
     "criteria": registered("negmerge.evaluation.criteria.criteria", fields("uses_reported_data")),
     "scenarios": registered("negmerge.scenarios.settings.scenarios", fields()),
     "datasets": registered("negmerge.vision.datasets.datasets", _data_set),
+    "texts": registered("negmerge.text.library.texts", _model),
     "models": models,
     "recipes": recipes,
     "tables": tables,

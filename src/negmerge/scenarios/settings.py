@@ -150,6 +150,15 @@ class ScenarioSettings(Strict):
         )
 
 
+def check_reference(criterion: Criterion, retrain: object) -> None:
+    """Raise if a criterion needs the retrained model and a recipe turns it off."""
+    if criterion.needs == "retrain" and retrain is None:
+        raise OptionError(
+            f"search.criterion: {criterion.name} needs the retrained model, but retrain is null; "
+            "remove `retrain: null` or use another criterion"
+        )
+
+
 @dataclass(frozen=True)
 class Setup:
     """The values that a recipe gives to every scenario.

@@ -85,10 +85,10 @@ class Encoder:
         coded = self.tokenizer(text, add_special_tokens=plain, return_offsets_mapping=True)
         ids, ends = coded["input_ids"], [end for _, end in coded["offset_mapping"]]
         first = next((i for i, end in enumerate(ends) if end > begin), len(ids))
+        if first in (0, len(ids)):
+            raise OptionError(f"{where}: the answer {quoted(record.answer)} has no tokens")
         if plain and ids[-1] != self.tokenizer.eos_token_id:
             ids = [*ids, self.tokenizer.eos_token_id]
-        if first in (0, len(ids)) or (len(ids) - first == plain and not ids[first:-1]):
-            raise OptionError(f"{where}: the answer {quoted(record.answer)} has no tokens")
         if len(ids) > self.tokens.length:
             raise OptionError(
                 f"{where}: has {len(ids)} tokens, wanted at most {self.tokens.length}; set "

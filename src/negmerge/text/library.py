@@ -21,7 +21,7 @@ texts: Registry[Any] = Registry("text", "negmerge.text.library")
 
 
 def persons(seed: int) -> Rows:
-    """Return facts about invented persons, six for each of them.
+    """Facts about invented persons, six for each of them.
 
     >>> len(persons(0))
     216
@@ -30,7 +30,7 @@ def persons(seed: int) -> Rows:
 
 
 def stories(seed: int) -> Rows:
-    """Return short stories that the model `stories15m` tells: the language that it knows.
+    """Short stories that the model `stories15m` tells: the language that it knows.
 
     >>> len(stories(0)) > 200
     True

@@ -254,6 +254,5 @@ def of_similar_length(batches: list[Indices], lengths: NDArray[Any]) -> list[Ind
         sorted_batches = np.split(samples, np.cumsum([len(batch) for batch in some])[:-1])
         # The order of the batches follows their first samples, which is random.
         order = np.argsort([batch[0] for batch in some], kind="stable")
-        sizes = {len(batch) for batch in some}
-        found += [sorted_batches[i] for i in order] if len(sizes) == 1 else sorted_batches
+        found += [sorted_batches[i] for i in order]
     return found

@@ -47,6 +47,8 @@ class ExecutorSettings(Strict):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        if self.kind == "local" and (given := self.model_fields_set - {"kind"}):
+        usual = {name: field.default for name, field in type(self).model_fields.items()}
+        given = [name for name, value in self if value != usual[name]]
+        if self.kind == "local" and given:
             raise ValueError(f"{', '.join(sorted(given))}: for Ray; set executor.kind to ray, too")
         return self

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 
-from negmerge.errors import OptionError
 from negmerge.evaluation.criteria import Criterion
 from negmerge.scenarios.image_settings import ImageSettings
-from negmerge.scenarios.settings import Description, Setup, scenarios
+from negmerge.scenarios.settings import Description, Setup, check_reference, scenarios
 from negmerge.support.settings import File, NameOrPath, Strict
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.vision.settings import Data, Split
@@ -67,11 +66,7 @@ class ClassifySettings(ImageSettings):
 
     def check_criterion(self, criterion: Criterion) -> None:
         """Raise if the criterion needs the retrained model and the recipe turns it off."""
-        if criterion.needs == "retrain" and self.retrain is None:
-            raise OptionError(
-                f"search.criterion: {criterion.name} needs the retrained model, but retrain is "
-                "null; remove `retrain: null` or use another criterion"
-            )
+        check_reference(criterion, self.retrain)
 
     def forgotten(self, about: Description) -> str:
         """A description of the forget set.

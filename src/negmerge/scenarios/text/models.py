@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import shutil
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from negmerge.errors import FileError, OptionError, one_line, quoted
 from negmerge.scenarios.text.settings import Lora
-from negmerge.support.files import file_digest
+from negmerge.support.files import file_digest, write_file
+from negmerge.support.reading import MAX_JSON, parse_json, read_bytes
 from negmerge.text.library import STORIES
 from negmerge.training.seeds import fork_random_state, seed_torch
 
@@ -138,12 +139,17 @@ class ModelFolder:
             ) from None
 
     def copy_side_files(self, folder: Path) -> list[Path]:
-        """Copy what other programs need beside the weights; return the copies."""
+        """Write what other programs need beside weights in float32; return the paths."""
         found: list[Path] = []
         for name in SIDE_FILES:
             if (self.path / name).is_file():
+                content = read_bytes(self.path / name, MAX_JSON)
+                if name == "config.json":
+                    config = parse_json(content, self.path / name, "content")
+                    config = {k: v for k, v in config.items() if k != "torch_dtype"}
+                    content = json.dumps(config | {"dtype": "float32"}, indent=2).encode()
                 found.append(folder / name)
-                shutil.copyfile(self.path / name, found[-1])
+                write_file(found[-1], content)
         return found
 
 
@@ -187,9 +193,8 @@ def logits(model: nn.Module, inputs: Mapping[str, Tensor], first: int) -> Tensor
     return found if kept else found[:, first:]
 
 
-def _keeps(model: nn.Module) -> bool:
-    base = getattr(model, "base_model", model) if hasattr(model, "peft_config") else model
-    base = getattr(base, "model", base) if hasattr(model, "peft_config") else base
+def _keeps(model: Any) -> bool:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
     return "logits_to_keep" in inspect.signature(base.forward).parameters
 
 

@@ -27,6 +27,7 @@ from negmerge.scenarios.base import (
     TrainingOptions,
     TrainingSet,
     Use,
+    identity,
 )
 from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.settings import Description, Setup
@@ -154,10 +155,13 @@ class TextScenario(DataScenario):
 
     @property
     def identity(self) -> list[Any]:
-        settings = self.settings
-        lora = settings.lora and settings.lora.model_dump(mode="json")
-        tokens = settings.tokens.model_dump(mode="json")
-        return [self.folder.fingerprint, self.sets.fingerprint, tokens, settings.embeddings, lora]
+        tokens = self.settings.tokens.model_dump(mode="json")
+        return [self.folder.fingerprint, self.sets.fingerprint, tokens]
+
+    def start_key(self, base: Path) -> str:
+        """The original, and how members are trained from it: originals do not depend on that."""
+        members = self.settings.model_dump(mode="json", include={"embeddings", "lora"})
+        return identity(super().start_key(base), members)
 
     def describe(self) -> Description:
         found = {name: len(samples) for name, samples in self.encoded.items() if samples}
@@ -263,7 +267,7 @@ class TextScenario(DataScenario):
         if "truth_ratio" in columns:
             found["truth_ratio"] = self.truth_ratios(model, name, samples, found["loss"])
         if "rouge" in columns:
-            found["rouge"] = self.rouge(model, samples)
+            found["rouge"] = self.rouge(model, name, samples)
         return {column: found[column] for column in columns}
 
     def truth_ratios(
@@ -293,13 +297,14 @@ class TextScenario(DataScenario):
             }
         return self._wrong[name]
 
-    def rouge(self, model: nn.Module, samples: Sequence[Sample]) -> Floats:
-        """ROUGE-L recall of what the model writes; NaN for all but the first `generate` samples."""
-        found, some = np.full(len(samples), np.nan), samples[: self.settings.generate]
+    def rouge(self, model: nn.Module, name: str, samples: Sequence[Sample]) -> Floats:
+        """ROUGE-L recall of what the model writes; NaN for records that it does not answer."""
+        asked = {one.ids.tobytes() for one in self.parts["report"][name][: self.settings.generate]}
+        rows = [row for row, one in enumerate(samples) if one.ids.tobytes() in asked]
+        some, found = [samples[row] for row in rows], np.full(len(samples), np.nan)
         decode = partial(self.encoder.tokenizer.decode, skip_special_tokens=True)
         written = greedy(model, some, self.encoder.tokenizer.eos_token_id)
-        answers = [decode(one.answer) for one in some]
-        found[: len(some)] = rouge_recall(answers, [decode(ids) for ids in written])
+        found[rows] = rouge_recall([decode(one.answer) for one in some], [*map(decode, written)])
         return found
 
     def draw(self, panel: str, models: Sequence[PanelModel], advance: Advance) -> PanelContent:

@@ -9,7 +9,14 @@ from pydantic import Field
 
 from negmerge.errors import OptionError
 from negmerge.evaluation.criteria import Criterion
-from negmerge.scenarios.settings import Description, Panel, ScenarioSettings, Setup, scenarios
+from negmerge.scenarios.settings import (
+    Description,
+    Panel,
+    ScenarioSettings,
+    Setup,
+    check_reference,
+    scenarios,
+)
 from negmerge.support.settings import Count, NameOrPath, Positive, Strict
 from negmerge.text.settings import TextData, TextSplit, Tokens
 from negmerge.training.hyperparameters import HyperParameters
@@ -108,11 +115,7 @@ class TextSettings(ScenarioSettings):
 
     def check_criterion(self, criterion: Criterion) -> None:
         """Raise if the criterion needs what the recipe does not have."""
-        if criterion.needs == "retrain" and self.retrain is None:
-            raise OptionError(
-                f"search.criterion: {criterion.name} needs the retrained model, but retrain is "
-                "null; remove `retrain: null` or use another criterion"
-            )
+        check_reference(criterion, self.retrain)
 
     def forgotten(self, about: Description) -> str:
         """A description of the forget set."""

@@ -87,7 +87,7 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
 
 
 def test_the_kinds_of_the_contract_are_listed():
-    wanted = "rules selectors rivals metrics criteria scenarios datasets models recipes tables"
+    wanted = "rules selectors rivals metrics criteria scenarios datasets texts models recipes tables"
     assert list(KINDS) == wanted.split()
 
 

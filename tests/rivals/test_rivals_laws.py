@@ -390,6 +390,7 @@ def test_what_is_given_is_not_tuned_and_forget_only_has_its_own_range():
     assert 1e-5 < salun.resolve({"use_retain": False})[0].lr < 1e-2
     assert salun.resolve({"use_retain": False, "lr": 0.5})[0].lr == 0.5
     with pytest.raises(NegMergeError, match="nothing is left to tune, its options fix lr"):
-        check_rival(Method(name="finetune", options={"lr": 0.1}, tune=True))
+        finetune = Method(name="finetune", options={"lr": 0.1}, tune=True)
+        check_rival(finetune, rivals.get("finetune"))
     with pytest.raises(NegMergeError, match=r"retrain.*is the reference of every run"):
         check_rival(Method(name="retrain"))

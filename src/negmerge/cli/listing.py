@@ -61,6 +61,7 @@ def _rival(rival: Any) -> Entry:
         "summary": rival.summary,
         "paper": rival.paper,
         "splits": rival.splits,
+        "models": "classifiers" if rival.texts is None else "classifiers and language models",
         "options": {k: {"takes": type(v).__name__, "default": v} for k, v in options.items()},
         "tuned": ", ".join(f"{k} {r.low:g} … {r.high:g}" for k, r in rival.search.items()),
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from negmerge.rivals.registry import Range, Task, rival
+from negmerge.rivals.language import LEARNING_RATE, TOFU
+from negmerge.rivals.registry import Published, Range, Task, rival
 from negmerge.training.feeds import Batch
 from negmerge.training.hyperparameters import HyperParameters
-from negmerge.training.loop import Trained, cross_entropy
+from negmerge.training.loop import Trained
 
 
 @rival(
@@ -15,10 +16,11 @@ from negmerge.training.loop import Trained, cross_entropy
     paper="Thudi et al., EuroS&P 2022",
     settings=HyperParameters(epochs=5, lr=5e-4),
     search={"lr": Range(1e-5, 1e-3)},
+    texts=Published(TOFU, LEARNING_RATE),
 )
 def gradient_ascent(task: Task) -> Trained:
     """Increase the loss on the forget set."""
-    loss = cross_entropy(task.settings)
+    loss = task.objective
 
     def ascent(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
         return -loss(model, batch, epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from negmerge.errors import OptionError, printable
 from negmerge.registry import Registry
 from negmerge.support.progress import Advance
-from negmerge.training.feeds import Feed, TrainingSet
+from negmerge.training.feeds import Batch, Feed, TrainingSet
 from negmerge.training.hyperparameters import HyperParameters, Strict
-from negmerge.training.loop import Objective, Trained, train
+from negmerge.training.loop import Objective, Trained, cross_entropy, train
+from negmerge.training.outputs import predictions_of
 
 T = TypeVar("T", bound=Strict)
 
@@ -30,6 +31,11 @@ SETS: dict[DataUsed, tuple[TrainingSet, ...]] = {
     "retain": ("retain",),
     "forget": ("forget",),
 }
+Outputs = Literal["classes", "texts"]
+"""What a model predicts: the class of a sample, or the tokens of a text."""
+Predict = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
+"""Returns logits (samples × predictions × classes) and the true classes, -100 where there is none.
+A classifier makes one prediction for a sample, a language model one for each answer token."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Task:
         state: the file that keeps a training in progress.
         save_every: the least seconds between two saves of the state; see `StateSaver`.
         advance: called with the number of samples after each batch.
-        loss: the loss that the original was trained with.
+        loss: the loss that the original was trained with; cross-entropy if not given.
+        predict: the predictions for a batch; those of a classifier if not given.
     """
 
     model: nn.Module
@@ -53,6 +60,12 @@ class Task:
     save_every: float = 15.0
     advance: Advance = lambda count: None
     loss: Objective | None = None
+    predict: Predict = predictions_of
+
+    @property
+    def objective(self) -> Objective:
+        """The loss that the original was trained with."""
+        return self.loss or cross_entropy(self.settings)
 
     def train(
         self,
@@ -71,7 +84,7 @@ class Task:
             feed,
             self.settings,
             self.seed,
-            objective=objective or self.loss,
+            objective=objective or self.objective,
             mask=mask,
             state=self.state,
             save_every=self.save_every,
@@ -103,6 +116,13 @@ FORGET_ONLY = Range(1e-5, 1e-2)
 """The learning rate of a method without the retain set; the usual one destroys the model."""
 
 
+class Published(NamedTuple):
+    """The published hyper-parameters of a method, and the ranges of the options that are tuned."""
+
+    settings: HyperParameters
+    search: Mapping[str, Range]
+
+
 Function = Callable[..., Trained]
 """Takes a task, and options as keyword arguments; returns the cost."""
 
@@ -110,6 +130,11 @@ Function = Callable[..., Trained]
 def by_epochs(sizes: Mapping[str, int], settings: HyperParameters) -> int:
     """The samples that a method processes if it uses each sample once per epoch."""
     return settings.epochs * sum(sizes.values())
+
+
+def by_pairs(sizes: Mapping[str, int], settings: HyperParameters) -> int:
+    """The samples of a method that takes as many retain samples as forget samples, or none."""
+    return settings.epochs * sizes["forget"] * len(sizes)
 
 
 @dataclass(frozen=True)
@@ -124,6 +149,8 @@ class Rival:
         samples: from the sizes of the sets and the settings to the number of samples processed.
         delivered: defaults of options for the method that makes the unlearned model, where they
             differ.
+        texts: what is published for language models; None: the method needs classes.
+        forget_only: the range of the learning rate without the retain set.
     """
 
     function: Function
@@ -134,6 +161,8 @@ class Rival:
     accepts: tuple[str, ...] = tuple(HyperParameters.model_fields)
     samples: Callable[[Mapping[str, int], HyperParameters], int] = by_epochs
     delivered: Mapping[str, Any] = field(default_factory=dict)
+    texts: Published | None = None
+    forget_only: Range = FORGET_ONLY
 
     @property
     def name(self) -> str:
@@ -156,6 +185,22 @@ class Rival:
         fields: dict[str, Any] = {name: (hints[name], v) for name, v in self.defaults.items()}
         return create_model(self.name, __base__=Strict, **fields)
 
+    def suited_to(self, outputs: Outputs) -> Rival:
+        """Return the rival with what is published for a kind of model; raise if it needs classes.
+
+        >>> rivals.get("finetune").suited_to("texts").settings.lr
+        1e-05
+        """
+        if outputs == "classes":
+            return self
+        if self.texts is None:
+            known = ", ".join(name for name in rivals if rivals.get(name).texts is not None)
+            raise OptionError(
+                f"method {self.name!r}: needs a classifier, and texts have no classes; wanted one "
+                f"of {known}"
+            )
+        return replace(self, settings=self.texts.settings, search=self.texts.search)
+
     def run(self, task: Task, options: Mapping[str, Any]) -> Trained:
         """Change the model of a task; its integer buffers keep their values."""
         counters = {
@@ -176,7 +221,7 @@ class Rival:
         """The ranges of the tuned options that are not given."""
         found = dict(self.search)
         if self.used(options) != self.splits:
-            found["lr"] = FORGET_ONLY
+            found["lr"] = self.forget_only
         return {name: where for name, where in found.items() if name not in options}
 
     def resolve(
@@ -197,7 +242,7 @@ class Rival:
         options = self._checked(self._options, own).model_dump()
         tree = (settings or self.settings).model_dump(mode="json")
         if self.used(options) != self.splits:
-            tree["lr"] = FORGET_ONLY.points(1)[0]
+            tree["lr"] = self.forget_only.points(1)[0]
         tree |= {name: value for name, value in given.items() if name not in own}
         return self._checked(HyperParameters, tree), options
 

@@ -14,10 +14,10 @@ from negmerge.merging.rules import make_rule, rules
 from negmerge.merging.select import SELECTORS, Greedy
 from negmerge.merging.shared_statistics import accumulable_rules
 from negmerge.registry import unknown_name
-from negmerge.rivals import rivals
+from negmerge.rivals import Rival, rivals
 from negmerge.runs.methods import Method
 from negmerge.runs.recipe import Recipe
-from negmerge.runs.rival_trainings import RivalTraining, plan_rivals
+from negmerge.runs.rival_trainings import RivalTraining, plan_rivals, suited_rival
 from negmerge.runs.store import Run
 from negmerge.runs.trainings import Start
 from negmerge.scenarios.base import Scenario, ToTrain, TrainingSet
@@ -54,12 +54,7 @@ def check_methods(recipe: Recipe) -> None:
                 )
     for method in recipe.methods:
         if method.name in rivals:
-            if not recipe.settings.rivals:
-                raise OptionError(
-                    f"method {method.title!r}: scenario {recipe.scenario} has no rivals, which "
-                    "need a classifier and a retain set; leave it out"
-                )
-            check_rival(method)
+            check_rival(method, suited_rival(recipe, method))
         elif method.tune:
             raise OptionError(
                 f"method {method.name!r}: tune is for rivals, and its λ is searched in any case; "
@@ -88,9 +83,8 @@ def check_measured(recipe: Recipe, scenario: Scenario) -> None:
         )
 
 
-def check_rival(method: Method) -> None:
+def check_rival(method: Method, rival: Rival) -> None:
     """Raise unless a rival has valid options, and something to tune if it is tuned."""
-    rival = rivals.get(method.name)
     if method.subset is not None or method.add is not None:
         raise OptionError(
             f"method {method.title!r}: subset and add are for merged task vectors; leave them out"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from negmerge.rivals import rivals
 from negmerge.runs.recipe import Recipe
+from negmerge.runs.rival_trainings import suited_rival
 from negmerge.scenarios.workload import Probe
 from negmerge.training.hyperparameters import HyperParameters
 
@@ -79,7 +80,7 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     models = len(fresh) + 2
     merged = [method for method in recipe.methods if method.name not in rivals]
     for method in (method for method in recipe.methods if method.name in rivals):
-        rival, tries = rivals.get(method.name), search.tries if method.tune else 1
+        rival, tries = suited_rival(recipe, method), search.tries if method.tune else 1
         used, options = rival.resolve(method.options)
         trained += tries * used.epochs * work.sizes[rival.used(options)]
         models += tries

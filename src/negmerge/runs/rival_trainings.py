@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from negmerge.errors import FileError, ValueRangeError
+from negmerge.errors import FileError, OptionError, ValueRangeError
 from negmerge.rivals import Rival, Task, rivals
 from negmerge.rivals.registry import SETS, VERSION
+from negmerge.runs.methods import Method
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.records import Cost, Done
 from negmerge.runs.steps import Advance
@@ -68,6 +69,7 @@ class RivalTraining(Training):
             self.save_every,
             advance,
             data.loss(self.settings),
+            data.predictions,
         )
         return rivals.get(self.method).run(task, self.options)
 
@@ -89,6 +91,16 @@ class RivalTraining(Training):
             self.write_cost(failed | {"samples": 0, "seconds": spent})
             self.state.unlink(missing_ok=True)
             return Done(self.read_cost(), spent)
+
+
+def suited_rival(recipe: Recipe, method: Method) -> Rival:
+    """Return the rival of a method with what is published for the models of a recipe."""
+    if recipe.settings.rivals is None:
+        raise OptionError(
+            f"method {method.title!r}: scenario {recipe.scenario} has no rivals, which need a "
+            "classifier or texts, and a retain set; leave it out"
+        )
+    return rivals.get(method.name).suited_to(recipe.settings.rivals)
 
 
 def make_rival_training(
@@ -163,7 +175,7 @@ def plan_rivals(
     for position, method in enumerate(recipe.methods):
         if method.name not in rivals:
             continue
-        rival = rivals.get(method.name)
+        rival = suited_rival(recipe, method)
         given = method.options if position else {**rival.delivered, **method.options}
         inherited = {name: getattr(scenario.training, name) for name in INHERITED}
         settings = rival.settings.model_copy(update=inherited)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 
 from negmerge.errors import OptionError
 from negmerge.evaluation.metrics import Metric, observable
@@ -20,6 +20,7 @@ from negmerge.scenarios.base import Scenario, TrainingOptions, TrainingSet, Use
 from negmerge.training.feeds import Batch, CachedFeed, Feed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
+from negmerge.training.outputs import predictions_of
 from negmerge.vectors.task_vector import TaskVector
 
 
@@ -46,6 +47,10 @@ class DataScenario(Scenario):
     @abstractmethod
     def loss(self, settings: HyperParameters) -> Objective:
         """The loss that training minimises."""
+
+    def predictions(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits and true classes of a batch, as rivals take them (`rivals.registry.Predict`)."""
+        return predictions_of(model, batch)
 
     @abstractmethod
     def observe(self, model: nn.Module, name: str, batch: Batch, columns: Sequence[str]) -> Columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -74,7 +74,8 @@ class ScenarioSettings(Strict):
         retain_metric: the metric that measures how well the rest is kept.
         order: names of metrics in the order of tables; other metrics follow.
         panels: sections of the page that only this scenario has.
-        rivals: whether rivals can be run; they need a classifier and a retain set.
+        rivals: what the model predicts, if rivals can be run, which need a retain set; `classes` or
+            `texts`.
         retrainable: whether a retrained model is possible, so that its absence is a warning.
         in_memory: whether model and data are arguments of `nm.unlearn`, which no recipe has.
     """
@@ -85,7 +86,7 @@ class ScenarioSettings(Strict):
     retain_metric: ClassVar[str]
     order: ClassVar[tuple[str, ...]] = ()
     panels: ClassVar[tuple[Panel, ...]] = ()
-    rivals: ClassVar[bool] = False
+    rivals: ClassVar[Literal["classes", "texts"] | None] = None
     retrainable: ClassVar[bool] = False
     in_memory: ClassVar[bool] = False
 

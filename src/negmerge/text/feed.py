@@ -10,9 +10,7 @@ import torch
 from negmerge.text.encoding import Sample
 from negmerge.training.feeds import Batch, Indices
 from negmerge.training.hyperparameters import Augmentation
-
-IGNORED = -100
-"""The target of a token that is not part of the answer, as torch's cross-entropy has it."""
+from negmerge.training.outputs import IGNORED
 
 
 class TextFeed:

@@ -53,7 +53,7 @@ def make_sets(data: TextData, split: TextSplit, seed: int) -> TextSets:
     else:
         forget, retain = (load_records(own, seed) for own in (data.forget, data.retain) if own)
     general = [] if data.general is None else load_records(data.general, seed)
-    cut = round(len(general) * split.general)
+    cut = round(len(general) * (split.general or 0))
     order = np.random.default_rng(seed_of("general", seed)).permutation(len(general))
     parts = [[general[i] for i in sorted(own)] for own in (order[:cut], order[cut:])]
     _check_apart("forget", forget, "retain", retain)

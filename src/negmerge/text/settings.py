@@ -108,9 +108,9 @@ class TextSplit(Strict):
     forget: Part = Part(fraction=0.1)
     holdout: Part | None = None
     """A part that no model is trained on; None: `data.holdout`, if it is given."""
-    general: Fraction = 0.5
+    general: Fraction | None = 0.5
     """The share of the general texts that originals are trained on beside the records; the loss is
-    measured on the others."""
+    measured on the others. None: on all of them."""
 
 
 class Tokens(Strict):

@@ -24,7 +24,7 @@ from negmerge.training.samples import (
     read_sample,
     tensors_of,
 )
-from negmerge.training.seeds import fork_all_random_states, seed_all, seed_of
+from negmerge.training.seeds import draws, fork_all_random_states, seed_all, seed_of
 
 Indices = NDArray[np.int64]
 TrainingSet = Literal["train", "retain", "forget"]
@@ -183,6 +183,37 @@ class JoinedFeed:
                 batches.append(fetch(feed, inner))
         inputs, labels = zip(*batches, strict=True)
         return joined_inputs(inputs), torch.cat(labels)
+
+
+class PairedFeed:
+    """The samples of a feed, each with a random sample of another feed, drawn in each epoch.
+
+    The inputs of a batch are a pair: the inputs of the first feed, and a batch of the second one.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feeds = [DatasetFeed(TensorDataset(torch.zeros(n, 2), torch.arange(n))) for n in (4, 3)]
+    >>> (_, (_, others)), labels = PairedFeed(*feeds).train_batch(np.arange(4), 0, Augmentation())
+    >>> labels.tolist(), len(others)
+    ([0, 1, 2, 3], 4)
+    """
+
+    each = 2
+    """The number of samples at each position."""
+
+    def __init__(self, feed: Feed, others: Feed) -> None:
+        self.feed, self.others = feed, others
+        self.lengths = getattr(feed, "lengths", None)
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def train_batch(self, picked: Indices, seed: int, augment: Augmentation) -> Any:
+        drawn = draws(seed_of("pairs", seed), picked, 1)[:, 0] % np.uint64(len(self.others))
+        inputs, labels = self.feed.train_batch(picked, seed, augment)
+        return (inputs, self.others.train_batch(drawn.astype(np.int64), seed, augment)), labels
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self.feed.test_batch(picked)
 
 
 def passes_of(feed: Feed) -> list[int]:

@@ -57,7 +57,7 @@ class HyperParameters(Strict):
     """For SGD; AdamW has the default betas of torch."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5e-4
     """The decay of the weights; AdamW's is decoupled from the gradient."""
-    schedule: Literal["constant", "step", "cosine"] = "constant"
+    schedule: Literal["constant", "step", "cosine", "linear"] = "constant"
     """How the learning rate changes."""
     milestones: Annotated[tuple[Share, ...], Field(max_length=100)] = (0.5, 0.75)
     """Shares of the training after which the schedule `step` divides the learning rate by ten."""
@@ -125,6 +125,8 @@ class HyperParameters(Strict):
         warmup = self.warmup if self.warmup < steps else steps // 10
         if step < warmup:
             return self.lr * (step + 1) / warmup
+        if self.schedule == "linear":
+            return self.lr * (steps - step) / max(steps - warmup, 1)
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + cos(pi * (step - warmup) / max(steps - warmup, 1)))
         if self.schedule == "step":

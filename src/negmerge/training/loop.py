@@ -98,7 +98,7 @@ def train(
     channels_last(model).train()
     optimizer = make_optimizer(model, settings)
     steps = sum(steps_of(size, settings.batch) for size in passes_of(feed))
-    total = steps * settings.epochs
+    total, each = steps * settings.epochs, getattr(feed, "each", 1)
     # BatchNorm cannot train on a single sample: the last batch has none if the others have none.
     least = 2 if settings.batch >= 2 * settings.accumulate else 1
     place, unread = Position(), list[tuple[int, Tensor]]()
@@ -143,8 +143,8 @@ def train(
                     for weight, free, before in masked:
                         weight.copy_(torch.where(free, weight, before))
                 place.step += 1
-                place.samples += len(targets)
-                advance(len(targets))
+                place.samples += each * len(targets)
+                advance(each * len(targets))
                 due = saver.due()
                 if due or place.step % READ_EVERY == 0 or step == steps - 1:
                     place.loss_sum = add_losses(place.loss_sum, unread)

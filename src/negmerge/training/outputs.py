@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+IGNORED = -100
+"""The target where nothing is to be predicted, as torch's cross-entropy has it."""
+
 
 def logits_of(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
     """Return the logits of a batch: the output of the model, or its attribute `logits`.
@@ -21,3 +24,9 @@ def logits_of(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Tensor
     """
     output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     return getattr(output, "logits", output)
+
+
+def predictions_of(model: nn.Module, batch: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the logits of a classifier, samples × 1 × classes, and the labels, samples × 1."""
+    inputs, labels = batch
+    return logits_of(model, inputs)[:, None], labels[:, None]

@@ -42,7 +42,7 @@ class ClassifySettings(ImageSettings):
 
     kind = "classify"
     summary = "an image classifier forgets records or a class of its training data"
-    rivals = True
+    rivals = "classes"
     retrainable = True
 
     data: Data = Data()

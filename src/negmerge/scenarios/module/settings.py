@@ -31,7 +31,7 @@ class ModuleSettings(ImageSettings):
 
     kind = "module"
     summary = "a module and datasets in memory, by nm.unlearn"
-    rivals = True
+    rivals = "classes"
     retrainable = True
     in_memory = True
 

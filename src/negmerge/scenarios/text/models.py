@@ -29,6 +29,8 @@ SIDE_FILES = (
     "vocab.json", "merges.txt",
 )  # fmt: skip
 """Files that other programs need beside the weights."""
+CONFIGURATION = ("config.json", "generation_config.json")
+"""Those that belong to the model, not to the tokenizer."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -39,10 +41,13 @@ class ModelFolder:
 
     Args:
         name, revision: the fields of the recipe.
+        tokenizer: the folder or Hub id of the tokenizer, if it is not beside the model.
     """
 
-    def __init__(self, name: str, revision: str | None = None) -> None:
-        self.name, self.revision = name, revision
+    def __init__(
+        self, name: str, revision: str | None = None, tokenizer: str | None = None
+    ) -> None:
+        self.name, self.revision, self.tokenizer_name = name, revision, tokenizer
 
     @cached_property
     def path(self) -> Path:
@@ -51,7 +56,7 @@ class ModelFolder:
         if self.name in SHIPPED and not path.exists():
             path = SHIPPED[self.name]
         elif not path.is_dir():
-            path = self._fetch()
+            path = self._fetch(self.name, [*SIDE_FILES, *WEIGHTS], self.revision)
         if (path / "adapter_config.json").exists():
             raise OptionError(
                 f"model.name {quoted(self.name)}: is an adapter; wanted the folder of a whole "
@@ -61,24 +66,37 @@ class ModelFolder:
             raise FileError(f"{path}: has no config.json; wanted a folder of transformers")
         return path
 
-    def _fetch(self) -> Path:
+    @cached_property
+    def side_files(self) -> list[Path]:
+        """The files beside the weights; those of the tokenizer are in its own folder."""
+        found = [(self.path if n in CONFIGURATION else self.coder) / n for n in SIDE_FILES]
+        return [path for path in found if path.is_file()]
+
+    @cached_property
+    def coder(self) -> Path:
+        """The folder of the tokenizer."""
+        if self.tokenizer_name is None:
+            return self.path
+        path = Path(self.tokenizer_name)
+        return path if path.is_dir() else self._fetch(self.tokenizer_name, [*SIDE_FILES])
+
+    @staticmethod
+    def _fetch(name: str, files: list[str], revision: str | None = None) -> Path:
         from huggingface_hub import snapshot_download
 
         try:
-            kinds = [*SIDE_FILES, *WEIGHTS]
-            return Path(snapshot_download(self.name, revision=self.revision, allow_patterns=kinds))
+            return Path(snapshot_download(name, revision=revision, allow_patterns=files))
         except Exception as error:  # the libraries of the Hub raise errors of many kinds
             raise OptionError(
-                f"model.name {quoted(self.name)}: no such folder, no model of the package "
+                f"model {quoted(name)}: no such folder, no model of the package "
                 f"({', '.join(SHIPPED)}), and the Hub does not give it: {one_line(error)}"
             ) from None
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the configuration, the tokenizer and the weights."""
-        files = [self.path / name for name in SIDE_FILES]
-        files += sorted(p for kind in WEIGHTS for p in self.path.glob(kind))
-        return " ".join(file_digest(path)[:16] for path in files if path.is_file())
+        files = [*self.side_files, *sorted(p for kind in WEIGHTS for p in self.path.glob(kind))]
+        return " ".join(file_digest(path)[:16] for path in files)
 
     def tokenizer(self) -> Any:
         """The tokenizer."""
@@ -86,7 +104,7 @@ class ModelFolder:
 
         with self._opening("tokenizer"):
             return AutoTokenizer.from_pretrained(
-                self.path, local_files_only=True, trust_remote_code=False
+                self.coder, local_files_only=True, trust_remote_code=False
             )
 
     def model(self) -> nn.Module:
@@ -141,15 +159,14 @@ class ModelFolder:
     def copy_side_files(self, folder: Path) -> list[Path]:
         """Write what other programs need beside weights in float32; return the paths."""
         found: list[Path] = []
-        for name in SIDE_FILES:
-            if (self.path / name).is_file():
-                content = read_bytes(self.path / name, MAX_JSON)
-                if name == "config.json":
-                    config = parse_json(content, self.path / name, "content")
-                    config = {k: v for k, v in config.items() if k != "torch_dtype"}
-                    content = json.dumps(config | {"dtype": "float32"}, indent=2).encode()
-                found.append(folder / name)
-                write_file(found[-1], content)
+        for path in self.side_files:
+            content = read_bytes(path, MAX_JSON)
+            if path.name == "config.json":
+                config = parse_json(content, path, "content")
+                config = {k: v for k, v in config.items() if k != "torch_dtype"}
+                content = json.dumps(config | {"dtype": "float32"}, indent=2).encode()
+            found.append(folder / path.name)
+            write_file(found[-1], content)
         return found
 
 

@@ -14,7 +14,8 @@ from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.text_columns import answer_columns
 from negmerge.scenarios.text.models import logits
 from negmerge.text.encoding import Ids, Sample
-from negmerge.text.feed import IGNORED, TextFeed
+from negmerge.text.feed import TextFeed
+from negmerge.training.outputs import IGNORED
 
 LOGITS = 64 << 20
 """The largest number of logits that are computed at a time."""

@@ -36,11 +36,12 @@ from negmerge.scenarios.text.observing import answers_of, greedy
 from negmerge.scenarios.text.settings import TextSettings
 from negmerge.text.documents import Record
 from negmerge.text.encoding import Encoder, Sample
-from negmerge.text.feed import IGNORED, TextFeed
+from negmerge.text.feed import TextFeed
 from negmerge.text.sets import TextSets, make_sets
 from negmerge.training.feeds import Batch, Feed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
+from negmerge.training.outputs import IGNORED
 from negmerge.training.seeds import seed_of
 from negmerge.training.weights import load_model
 from negmerge.vectors.task_vector import TaskVector
@@ -61,7 +62,16 @@ class TextScenario(DataScenario):
         super().__init__(settings, setup)
         self.settings = settings
         self._wrong: dict[str, Mapping[bytes, list[Sample]]] = {}
-        self.folder = ModelFolder(settings.model.name, settings.model.revision)
+        own = settings.model
+        self.folder = ModelFolder(own.name, own.revision, own.tokenizer)
+
+    @cached_property
+    def retrained(self) -> ModelFolder | None:
+        """The retrained model, if the recipe gives one."""
+        found = self.settings.retrain
+        if found is None or found.name is None:
+            return None
+        return ModelFolder(found.name, found.revision)
 
     def check(self) -> None:
         self.encoded  # noqa: B018 (opens the data and the tokenizer)
@@ -79,6 +89,15 @@ class TextScenario(DataScenario):
                 f"model.name {quoted(self.folder.name)}: its tokenizer has token {largest}, its "
                 f"embeddings have {rows} rows; the tokenizer is that of another model"
             )
+        if self.retrained is not None:
+            own, other = (shapes(one.empty_model()) for one in (self.folder, self.retrained))
+            if own != other:
+                name = min(n for n in {*own, *other} if own.get(n) != other.get(n))
+                raise OptionError(
+                    f"retrain.name {quoted(self.retrained.name)}: tensor {quoted(name)} has shape "
+                    f"{other.get(name)}, that of model.name has {own.get(name)}; wanted the same "
+                    "architecture"
+                )
 
     # ----------------------------------------------------------------------------------------- data
 
@@ -129,9 +148,12 @@ class TextScenario(DataScenario):
     # --------------------------------------------------------------------------------------- models
 
     def model(self, weights: Path | None = None, seed: int = 0) -> Any:
-        network = self.folder.model()
-        if weights is not None:
-            load_model(weights, network)
+        if weights is not None and weights.is_dir():  # the retrained model, if it is given
+            network = ModelFolder(str(weights)).model()
+        else:
+            network = self.folder.model()
+            if weights is not None:
+                load_model(weights, network)
         return network.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def original(self) -> ToTrain | Given:
@@ -141,10 +163,13 @@ class TextScenario(DataScenario):
         return ToTrain("train", self.settings.train)
 
     def reference(self) -> ToTrain | Given | None:
-        """A model trained on the retain set; None if the recipe turns it off.
+        """A model trained on the retain set, or given; None if the recipe turns it off.
 
-        There is none either if the model knows the records already: it cannot be retrained.
+        There is none either if the model knows the records already and none is given: it cannot be
+        retrained.
         """
+        if (given := self.retrained) is not None:
+            return Given(given.path, on="retain", sha256=given.fingerprint)
         if self.settings.retrain is None or self.settings.model.knows:
             return None
         return ToTrain("retain", self.settings.train)
@@ -169,12 +194,19 @@ class TextScenario(DataScenario):
         data = self.settings.data
         source = data.records or data.forget
         assert source is not None
+        notes: list[str] = []
+        if self.settings.embeddings == "all":
+            notes.append(
+                "embeddings: all: AdamW moves the rows of tokens that the forget set does not "
+                "have, all members in the same direction; their agreement means nothing"
+            )
         return Description(
             data=source.name,
             sizes=found,
             chosen_on="the reported data" if self.uses_reported_data else chosen,
             looked=self.uses_reported_data or 1 in found.values(),
             fingerprint=self.sets.fingerprint,
+            notes=notes,
             scenario="text",
             model={"name": self.folder.name, "embeddings": self.settings.embeddings},
         )
@@ -205,14 +237,9 @@ class TextScenario(DataScenario):
         """The mean over samples of the mean cross-entropy of their answer tokens."""
 
         def objective(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
-            inputs, targets = batch
-            assert isinstance(inputs, dict)
-            answer = targets != IGNORED
-            first = int(answer.any(0).nonzero()[0]) - 1
-            scores = logits(model, inputs, first)[:, :-1].float()
-            wanted = targets[:, first + 1 :]
+            scores, wanted = self.predictions(model, batch)
             losses = nn.functional.cross_entropy(
-                scores.transpose(1, 2),
+                scores.float().transpose(1, 2),
                 wanted,
                 reduction="none",
                 ignore_index=IGNORED,
@@ -221,6 +248,13 @@ class TextScenario(DataScenario):
             return (losses.sum(1) / (wanted != IGNORED).sum(1)).mean()
 
         return objective
+
+    def predictions(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The logits of the tokens from the first answer token of a batch on, and the tokens."""
+        inputs, targets = batch
+        assert isinstance(inputs, dict)
+        first = int((targets != IGNORED).any(0).nonzero()[0])
+        return logits(model, inputs, first - 1)[:, :-1], targets[:, first:]
 
     def train(
         self,
@@ -342,6 +376,11 @@ class TextScenario(DataScenario):
         return PanelContent(
             {"text": text, "columns": columns, "rows": [{"cells": c} for c in cells]}
         )
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight."""
+    return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
 
 
 def samples_of(inputs: Mapping[str, Tensor], targets: Tensor) -> list[Sample]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from negmerge.errors import OptionError
-from negmerge.evaluation.criteria import Criterion
+from negmerge.evaluation.criteria import Criterion, nearest_to_reference
 from negmerge.scenarios.settings import (
     Description,
     Panel,
@@ -32,12 +32,19 @@ class LanguageModel(Strict):
     """A folder as `transformers` writes it, a Hub id, or `stories15m`, the model of the package."""
     revision: str | None = None
     """Branch, tag or commit on the Hub; a commit makes a run repeatable."""
+    tokenizer: NameOrPath | None = None
+    """The folder or Hub id of the tokenizer, if it is not beside the model."""
     knows: bool = False
     """Whether the model was trained on the records already; if not, the run trains it (`train`)."""
 
 
 class Retrain(Strict):
-    """The reference model, which never saw the forget set: trained from `model.name`."""
+    """The reference model, which never saw the forget set: trained from `model.name`, or given."""
+
+    name: NameOrPath | None = None
+    """The folder or Hub id of a model that was trained on the retain set only."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
 
 
 class Lora(Strict):
@@ -72,6 +79,7 @@ class TextSettings(ScenarioSettings):
         "utility", "tpr_loss",
     )  # fmt: skip
     panels = (Panel("answers", "What the models answer"),)
+    rivals = "texts"
     retrainable = True
 
     data: TextData
@@ -113,9 +121,26 @@ class TextSettings(ScenarioSettings):
             if member.augment.model_dump(exclude_none=True):
                 raise OptionError("pool: augment: texts are not augmented; remove this field")
 
+    def criterion(self, name: str) -> Criterion:
+        """The criteria of all scenarios; `oracle` reads the metrics of texts in Avg. Gap."""
+        if name == "oracle":
+            return nearest_to_reference(("exact_retain", "exact_forget", "auc_loss"))
+        return super().criterion(name)
+
     def check_criterion(self, criterion: Criterion) -> None:
         """Raise if the criterion needs what the recipe does not have."""
         check_reference(criterion, self.retrain)
+        if criterion.needs == "retrain" and self.model.knows and not self.reference_name:
+            raise OptionError(
+                f"search.criterion: {criterion.name} needs the retrained model, and a model that "
+                "knows the records already cannot be retrained; give retrain.name, or use "
+                f"{self.default_criterion}"
+            )
+
+    @property
+    def reference_name(self) -> str | None:
+        """The name of the retrained model, if it is given."""
+        return None if self.retrain is None else self.retrain.name
 
     def forgotten(self, about: Description) -> str:
         """A description of the forget set."""

@@ -42,7 +42,6 @@ CLASSES = 4
 IMAGES = ("correct", "confidence", "loss", "label", "logits")
 TEXTS = (
     "loss", "tokens", "right", "matched_from", "mink", "rouge", "truth_ratio", "probability",
-    "truth_ratio_reference",
 )  # fmt: skip
 every = pytest.mark.parametrize("name", list(metrics))
 
@@ -74,7 +73,6 @@ def answers(count: int, rng: np.random.Generator) -> Columns:
         "rouge": np.where(rng.random(count) < 0.1, np.nan, rng.random(count)),
         "probability": rng.random(count),
         "truth_ratio": ratios,
-        "truth_ratio_reference": rng.lognormal(0.5, 1, count),
     }
 
 

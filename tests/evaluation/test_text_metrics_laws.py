@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from math import exp, log
 
 import numpy as np
@@ -16,7 +17,7 @@ from negmerge.evaluation.criteria import choose, criteria, nearest_to_reference
 from negmerge.evaluation.metrics import metrics
 from negmerge.evaluation.metrics.truth import forget_quality, model_utility
 from negmerge.evaluation.observations import Observations
-from negmerge.evaluation.scores import score
+from negmerge.evaluation.scores import Scores, columns_to_compare, compared, score
 from negmerge.evaluation.text_columns import answer_columns, rouge_recall, truth_ratio
 
 log_probabilities = st.floats(-30, 0)
@@ -209,10 +210,22 @@ def test_forget_quality_is_the_p_value_of_the_test(ours, theirs):
 
 
 def test_forget_quality_needs_the_ratios_of_the_reference():
-    own = {"tokens": [1, 1], "truth_ratio": [0.5, 2.0], "truth_ratio_reference": [0.5, 2.0]}
-    assert value("forget_quality", forget=own) == 1.0
-    own["truth_ratio_reference"] = [np.nan, np.nan]
-    assert value("forget_quality", forget=own) is None
+    wanted = [metrics.get("forget_quality")]
+    ours, theirs = (
+        {"forget": Observations({"tokens": np.ones(3), "truth_ratio": np.array(own)})}
+        for own in ([0.5, 2.0, np.nan], [0.5, 2.0, 8.0])
+    )
+    first, second = (
+        replace(score(one, wanted), kept=columns_to_compare(one, wanted)) for one in (ours, theirs)
+    )
+    assert first.values == {"forget_quality": None}
+    assert first.kept == {"forget_quality": [0.5, 2.0]}
+    same = compared(second, second, wanted)
+    assert same.values == {"forget_quality": 1.0}
+    assert same.intervals == {"forget_quality": (1.0, 1.0)}
+    found = compared(first, second, wanted).values["forget_quality"]
+    assert found == p_value(np.array([0.5, 2.0]), np.array([0.5, 2.0, 8.0]))
+    assert compared(first, Scores({}), wanted) == first  # there is nothing to compare with
 
 
 shares = st.lists(st.tuples(*3 * [st.floats(0.01, 0.99)]), min_size=2, max_size=20)

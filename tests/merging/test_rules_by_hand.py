@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 import negmerge as nm
 from negmerge.checkpoints.checksum import add_checksums
@@ -88,6 +89,22 @@ def test_sole_dissenters_are_counted(pool):
     assert tau.origin.sampled == 5
 
 
+def test_pairs_of_equal_signs_are_counted(tmp_path):
+    """Five elements of three members: 3, 3, 1, 1 and no pairs; 3, 1, 1, 0 and 0 of them agree."""
+    changes = [[1, 1, 1, 0, 0], [1, -1, 1, 1, 0], [2, -1, 0, -1, 1]]
+    base = tmp_path / "base.safetensors"
+    save_file({"w": np.zeros(5, np.float32)}, base)
+    members = [tmp_path / f"m{k}.safetensors" for k in range(3)]
+    for path, change in zip(members, changes, strict=True):
+        save_file({"w": np.array(change, np.float32)}, path)
+    assert nm.merge(base, members).origin.agreement == {"pairs": 8, "agreeing": 5}
+    two = nm.merge(base, members[:2]).origin
+    assert two.agreement == {"pairs": 3, "agreeing": 2}
+    assert two.pairwise == 2 / 3
+    assert "sole_dissent" not in two.members[0]
+    assert nm.merge(base, members[:1]).origin.agreement == {}
+
+
 def test_checksum_is_what_the_documentation_says():
     """A second implementation in plain integers."""
     data = bytes(range(256)) * 40
@@ -129,4 +146,4 @@ def test_patch_file_is_known_to_the_byte(pool, tmp_path, monkeypatch):
     assert hashlib.sha256(raw).hexdigest() == GOLDEN
 
 
-GOLDEN = "ae328ef8a1cab9411a94002aa19075fe4bb7fd9ca9303295e7fad4632e726586"
+GOLDEN = "5ab2838c0620c32e0d6e9972b91c1fc915339c9b8872c364de854047cfe05ec8"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -23,12 +23,14 @@ class Scores:
             sample has what the metric needs.
         samples: the number of samples of each set.
         bins: the histograms of each metric for its section of the page.
+        kept: columns of samples for the metrics that compare with the retrained model.
     """
 
     values: dict[str, float | None]
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     bins: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    kept: dict[str, list[float]] = field(default_factory=dict)
 
     def row(self) -> dict[str, float]:
         """Return the values that were measured, for a criterion."""
@@ -76,6 +78,35 @@ def histograms(found: Observed, wanted: Sequence[Metric]) -> dict[str, list[dict
         for m in wanted
         if m.histogram is not None and found.keys() >= {*m.sets}
     }
+
+
+def columns_to_compare(found: Observed, wanted: Sequence[Metric]) -> dict[str, list[float]]:
+    """Return the columns that metrics compare with the retrained model, without NaN."""
+    kept: dict[str, list[float]] = {}
+    for metric in wanted:
+        if (how := metric.compares) is not None and how.set in found:
+            values = np.asarray(found[how.set][how.column], np.float64)
+            kept[metric.name] = values[~np.isnan(values)].tolist()
+    return kept
+
+
+def compared(scores: Scores, reference: Scores, wanted: Sequence[Metric]) -> Scores:
+    """Return the scores of a model with the metrics that compare it with the retrained one.
+
+    Args:
+        reference: the scores of the retrained model.
+    """
+    values, intervals = dict(scores.values), dict(scores.intervals)
+    for metric in wanted:
+        if (how := metric.compares) is None or metric.name not in scores.kept.keys() & {
+            *reference.kept
+        }:
+            continue
+        ours, theirs = (np.array(one.kept[metric.name]) for one in (scores, reference))
+        if (value := how.value(ours, theirs)) is not None:
+            # A p-value is itself a statement about chance; an interval would have no meaning.
+            values[metric.name], intervals[metric.name] = value, (value, value)
+    return replace(scores, values=values, intervals=intervals)
 
 
 def cross_entropy(found: Observations) -> float:

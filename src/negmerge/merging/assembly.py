@@ -22,7 +22,8 @@ class Piece:
     """The result of one segment; mask and values are empty if the values are not packed.
 
     Args:
-        dissent: for each member, the number of sampled elements where it alone disagrees.
+        dissent: for each member, the number of sampled elements where it alone disagrees; then the
+            pairs of members that agree in the sampled elements, and all pairs that are not zero.
         sampled: the number of sampled elements.
     """
 

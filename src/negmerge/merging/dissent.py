@@ -1,4 +1,4 @@
-"""Counting the elements where a single member disagrees with the sign of all others."""
+"""Counting how often the signs of members agree, and where a single one disagrees with all."""
 
 # pyright: basic, reportCallIssue=false
 # numba compiles the loop; the strict checker does not know the types of numba.
@@ -23,16 +23,15 @@ def sample_dissent(
 ) -> tuple[NDArray[np.int64], int]:
     """Count the elements of a segment where each member alone disagrees, in a sample of strips.
 
-    With fewer than three members nothing is counted.
-
     Returns:
-        A count for each member, and the number of sampled elements.
+        A count for each member; the pairs of members that change an element in the same direction,
+        and the pairs that change it; and the number of sampled elements.
     """
     n = len(reader.inputs.members)
-    counts, sampled = np.zeros(n, np.int64), 0
+    counts, sampled = np.zeros(n + 2, np.int64), 0
     every = 1 if elements <= EXACT else 256
     unused = np.zeros(n + 1, np.uint64)
-    if n < 3:
+    if n < 2:
         return counts, sampled
     first = segment.start + -segment.strip % every * STRIP
     for start in range(first, segment.stop, every * STRIP):
@@ -45,12 +44,15 @@ def sample_dissent(
 
 def _members(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     rng = np.random.default_rng(0)
-    yield rng.integers(0, 4, (5, 300)).astype(dtypes[0]), 290, np.arange(4)
+    yield rng.integers(0, 4, (5, 300)).astype(dtypes[0]), 290, np.arange(6)
 
 
 @compiled_as_python(_members)
 def count_dissent(rows, count, counts):
-    """Add, for each member, the number of elements where only this member disagrees."""
+    """Add, for each member, the number of elements where only this member disagrees.
+
+    The last two places count pairs of members: those that agree, and all that are not zero.
+    """
     n = rows.shape[0] - 1
     for i in range(count):
         base = rows[0, i]
@@ -64,6 +66,8 @@ def count_dissent(rows, count, counts):
                 negative += 1
             else:
                 not_down = k
+        counts[n] += positive * (positive - 1) // 2 + negative * (negative - 1) // 2
+        counts[n + 1] += (positive + negative) * (positive + negative - 1) // 2
         if positive == n - 1:
             counts[not_up - 1] += 1
         if negative == n - 1:

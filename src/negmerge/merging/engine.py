@@ -199,7 +199,7 @@ class Merge:
     def entries(self) -> Entries:
         """Merge tensor by tensor, in the order of their names, and check the pool as a whole."""
         self.checksums = {i.name: np.zeros(self.n + 1, np.uint64) for i in self.inputs.merged}
-        self.dissent = np.zeros(self.n, np.int64)
+        self.dissent = np.zeros(self.n + 2, np.int64)
         self.sampled = 0
         self._workers: list[Worker] = []
         self.rounding = Rounding(self.values, self.layout, self.budget.allocate)
@@ -227,9 +227,10 @@ class Merge:
             fingerprint(model.tensors, {name: int(s[k]) for name, s in self.checksums.items()})
             for k, model in enumerate(self.inputs.models)
         )
+        *alone, agreeing, pairs = map(int, self.dissent)
         shares = [
-            {"sole_dissent": int(count) / self.sampled} if self.sampled else {}
-            for count in self.dissent
+            {"sole_dissent": count / self.sampled} if self.sampled and self.n > 2 else {}
+            for count in alone
         ]
         return Origin(
             rule=self.rule.name,
@@ -241,6 +242,7 @@ class Merge:
                 for model, own, share in zip(self.inputs.members, members, shares, strict=True)
             ],
             sampled=self.sampled,
+            agreement={"pairs": pairs, "agreeing": agreeing} if pairs else {},
             kept=[info.name for info in self.inputs.kept],
             digests={
                 m.path.name: file_digest(*m.files) for m in self.inputs.models if digest and m.files

@@ -132,6 +132,13 @@ def prefixes(page: PageData) -> Section:
         "that would be zero if the members changed every element in a random direction; the "
         "further the consensus is below it, the more the members have in common."
     )
+    for row in page.result.methods:
+        if row.agreement is not None:
+            text += (
+                f" Two members change {row.agreement:.1f} % of the elements that both change in "
+                "the same direction; by chance it would be 50 %."
+            )
+            break
     frame = frames.prefixes_frame(page)
     table = DataTable("prefixes", "Sparsity of the consensus of the first n members", frame)
     charts, legend = figures.sparsity_by_members(frame), ["consensus", "coin_flips"]

@@ -12,6 +12,7 @@ from negmerge.rivals import rivals
 from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
 from negmerge.runs.executors.choose import make_executor
+from negmerge.runs.loss_checks import check_losses
 from negmerge.runs.merges import merge_pool
 from negmerge.runs.panels import draw_panels
 from negmerge.runs.plan import Plan, plan_run
@@ -45,6 +46,7 @@ def unlearn(context: Context) -> Run:
 
     # Fine-tune the pool θ₁ … θₙ from θ on the forget set.
     pool = fine_tune_pool(context, start)
+    doubts = check_losses(context, original, pool)
 
     # Merge the task vectors θ₁ − θ … θₙ − θ into one vector τ by each rule. The rule `consensus`
     # keeps the elements that have the same sign in all of them, and sets the others to zero.
@@ -55,7 +57,7 @@ def unlearn(context: Context) -> Run:
 
     # Train the rivals from θ, and score every model on the reported data.
     trained_rivals = train_rivals(context, start, reference_scores)
-    models = Models(original, reference, pool, merged, members, trained_rivals)
+    models = Models(original, reference, pool, merged, members, trained_rivals, doubts)
     scores = score_models(context, models)
 
     # Write the unlearned model θ − λτ of the first method, the result and the manifest.
@@ -125,7 +127,7 @@ def run(
         scenario = recipe.make_scenario(shown)
         check_measured(recipe, scenario)
         scenario.check()  # before anything is written
-        for note in scenario.describe().notes:
+        for note in (*scenario.describe().notes, *recipe.member_notes):
             print_warning(note)  # before hours of work, not after
         stack.enter_context(store.locked())
         refuse_second_driver(store)

@@ -161,6 +161,11 @@ class Recipe(Strict):
         return Terms(self.buffers, self.pool.include, self.pool.exclude)
 
     @property
+    def member_notes(self) -> list[str]:
+        """Warnings of the scenario about the settings of the members."""
+        return self.settings.member_notes(self.pool.members())
+
+    @property
     def criterion(self) -> str:
         """The criterion that chooses λ."""
         given = self.search.criterion

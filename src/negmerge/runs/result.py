@@ -110,6 +110,8 @@ class MethodRow(Scored):
         criterion: the criterion that chose λ or the best try; None if nothing was chosen.
         looked: whether the criterion used the reported data.
         edge: whether a λ larger than the largest measured one may be better.
+        agreement: the percentage of pairs of members whose changes of an element, if both are not
+            zero, have the same sign.
         direction: `add` if the task vector was added.
         member, kept, order: the selected member or members of a selector, and its order.
         members, elements, anatomy: the number of merged models and of elements of a task vector,
@@ -128,6 +130,7 @@ class MethodRow(Scored):
     edge: bool
     seconds_merge: Number | None = None
     seconds_search: Number = 0.0
+    agreement: Number | None = None
     direction: Literal["add"] | None = None
     member: str | None = None
     kept: list[str] | None = None

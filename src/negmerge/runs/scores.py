@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from negmerge.evaluation.criteria import Reference, Row
-from negmerge.evaluation.scores import Scores, avg_gap
+from negmerge.evaluation.scores import Scores, avg_gap, compared
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Evaluation
 from negmerge.runs.merges import MergedMethod
@@ -22,12 +22,14 @@ from negmerge.scenarios.settings import Description
 from negmerge.support.files import file_digest
 from negmerge.vectors.task_vector import TaskVector
 
+LOW_AGREEMENT = 55.0
+"""The percentage of pairs of equal signs below which a run warns."""
 NO_REFERENCE = "there is no retrained model: how near the result is to retraining is not known"
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a run; merged methods and rivals by title."""
+    """The models of a run; merged methods and rivals by title; `doubts` are warnings about them."""
 
     original: Training
     reference: Training | None
@@ -35,6 +37,7 @@ class Models:
     merged: dict[str, MergedMethod]
     members: list[MemberSweep]
     rivals: dict[str, TrainedRival]
+    doubts: list[str] = field(default_factory=list)
 
 
 def score_reference(context: Context, reference: Training | None) -> Reference:
@@ -108,6 +111,11 @@ def make_result(
 ) -> RunResult:
     """Return everything that the run measured, from `score_models` and `measure_added`."""
     recipe, about = context.recipe, context.scenario.describe()
+    if models.reference is not None:
+        scores = {
+            title: compared(own, scores["retrained"], context.scenario.metrics)
+            for title, own in scores.items()
+        }
     validation = {title: {"validation": row} for title, row in added.items()}
     original = score_fields(scores["original"]) | cost_fields([models.original])
     original |= validation.get("original", {})
@@ -173,6 +181,7 @@ def merged_fields(context: Context, method: MergedMethod, looked: bool) -> dict[
         "criterion": None if method.added else context.criterion.name,
         "looked": looked,
         "edge": method.choice.edge,
+        "agreement": None if tau.origin.pairwise is None else 100 * tau.origin.pairwise,
     }
     if method.added:
         row["direction"] = "add"
@@ -197,6 +206,18 @@ def member_rows(
     return rows
 
 
+def low_agreement(rows: Mapping[str, MethodRow]) -> list[str]:
+    """Return a warning if the signs of the members agree little more often than by chance."""
+    for row in rows.values():
+        if row.agreement is not None and row.agreement < LOW_AGREEMENT:
+            return [
+                f"{row.method}: the signs of two members agree in {row.agreement:.1f} % of the "
+                "elements that both change, by chance in 50 %: what all members agree on is mostly "
+                "noise; choose hyper-parameters that are nearer to each other"
+            ]
+    return []
+
+
 def warnings_of(
     context: Context,
     models: Models,
@@ -208,7 +229,9 @@ def warnings_of(
 
     `retraining` is the number of samples that retraining processes; None without a reference.
     """
-    criterion, found = context.criterion, list(about.notes)
+    criterion = context.criterion
+    found = [*about.notes, *context.recipe.member_notes, *models.doubts]
+    found += low_agreement(rows)
     if about.forgotten_class is not None and criterion.name == "match_holdout":
         found.append(
             "match_holdout leaves a whole class as well known as held-out data of the others; "

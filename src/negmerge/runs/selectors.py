@@ -111,6 +111,14 @@ def measure_members(
     context: Context, title: str, pool: Sequence[Training], scale: float, on: str
 ) -> tuple[list[MeanLoss], list[Done[float]]]:
     """Measure the loss of θ − λτ of every member on one set; return the steps and their results."""
+    steps = plan_losses(context, pool, scale, on)
+    return steps, context.run(f"{title}: ranking {len(steps)} members", steps)
+
+
+def plan_losses(
+    context: Context, pool: Sequence[Training], scale: float, on: str
+) -> list[MeanLoss]:
+    """Return the steps that measure the loss of θ − λτ of every member on one set."""
     base, terms, states = context.store.base, context.recipe.terms, context.store.states
     content = [context.scenario.scored_on, context.recipe.search.samples, context.recipe.seed]
     depends = [*content, terms.content(), on, scale, file_digest(base), *context.plugin_versions]
@@ -119,4 +127,4 @@ def measure_members(
         key = identity("mean loss", depends, file_digest(member.out))
         out = states / f"{key}.json"
         steps.append(MeanLoss(key, base, (member.out,), terms, on, scale, out))
-    return steps, context.run(f"{title}: ranking {len(steps)} members", steps)
+    return steps

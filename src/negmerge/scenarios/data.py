@@ -14,7 +14,7 @@ from negmerge.errors import OptionError
 from negmerge.evaluation.metrics import Metric, observable
 from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.passes import observe_all, observe_set
-from negmerge.evaluation.scores import Scores, histograms, score
+from negmerge.evaluation.scores import Scores, columns_to_compare, histograms, score
 from negmerge.evaluation.search import Advance, Evaluator, InPlace
 from negmerge.scenarios.base import Scenario, TrainingOptions, TrainingSet, Use
 from negmerge.training.feeds import Batch, CachedFeed, Feed
@@ -102,7 +102,10 @@ class DataScenario(Scenario):
         columns = sorted({column for metric in wanted for column in metric.columns})
         found = observe_all(partial(self.observe, columns=columns), model, feeds, advance)
         scores = score(found, chosen)
-        return replace(scores, bins=histograms(found, chosen)) if use == "report" else scores
+        if use == "choose":
+            return scores
+        kept = columns_to_compare(found, wanted)
+        return replace(scores, bins=histograms(found, chosen), kept=kept)
 
     def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
         feeds = {name: CachedFeed(feed) for name, feed in self.eval_sets("choose").items()}

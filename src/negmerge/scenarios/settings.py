@@ -77,6 +77,7 @@ class ScenarioSettings(Strict):
         rivals: what the model predicts, if rivals can be run, which need a retain set; `classes` or
             `texts`.
         retrainable: whether a retrained model is possible, so that its absence is a warning.
+        checks_losses: whether a run compares the losses of its members with that of the original.
         in_memory: whether model and data are arguments of `nm.unlearn`, which no recipe has.
     """
 
@@ -88,6 +89,7 @@ class ScenarioSettings(Strict):
     panels: ClassVar[tuple[Panel, ...]] = ()
     rivals: ClassVar[Literal["classes", "texts"] | None] = None
     retrainable: ClassVar[bool] = False
+    checks_losses: ClassVar[bool] = False
     in_memory: ClassVar[bool] = False
 
     @classmethod
@@ -97,6 +99,10 @@ class ScenarioSettings(Strict):
 
     def check_members(self, members: Sequence[HyperParameters]) -> None:
         """Raise if this scenario cannot train a pool member with its settings."""
+
+    def member_notes(self, members: Sequence[HyperParameters]) -> list[str]:
+        """Warnings about settings of pool members that this scenario can train, but had better not."""
+        return []
 
     @property
     def default_criterion(self) -> str:

@@ -51,6 +51,8 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
         "base": origin.base,
         "members": origin.members,
         "dissent_sampled": origin.sampled,
+        "pairwise_agreement": origin.pairwise,
+        "chance_unanimous": 2.0 ** (1 - origin.n),
         "digests": origin.digests,
         "versions": origin.versions,
         "kept": origin.kept,
@@ -145,6 +147,14 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         "not zero": f"{found['nonzero']:,}",
         "zero": f"{found['sparsity']:.2%} of elements, "
         f"{found['sparsity_tensor_mean']:.2%} as the mean of tensors",
+        **(
+            {
+                "agreement": f"{found['pairwise_agreement']:.2%} of pairs of signs (by chance 50 "
+                f"%); all members agree by chance in {found['chance_unanimous']:.2%} of elements"
+            }
+            if found["pairwise_agreement"] is not None
+            else {}
+        ),
         "norm": f"{found['norm']:.6g}",
         **({"rounded": loss_text(found["values"])} if found["values"] else {}),
         **({"included": ", ".join(found["include"])} if found["include"] else {}),

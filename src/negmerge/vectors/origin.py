@@ -11,7 +11,7 @@ from typing import Any
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import parse_json_value
 
-OPTIONAL = ("values", "tied", "include", "exclude")
+OPTIONAL = ("agreement", "values", "tied", "include", "exclude")
 """Fields that a patch has only if they are not empty."""
 
 
@@ -26,7 +26,9 @@ class Origin:
         options: the options of the rule.
         members: name and fingerprint of each member; with three members or more also
             `sole_dissent`, the share of the sampled elements where only this member disagreed.
-        sampled: the number of elements that were examined for `sole_dissent`.
+        sampled: the number of elements that were examined for `sole_dissent` and `agreement`.
+        agreement: the number of `pairs` of changes that are not zero, of two members in the same
+            element, and of those that have the same sign (`agreeing`).
         kept: names of tensors that stay those of the base: integers, and BatchNorm statistics
             unless they are merged.
         digests: the SHA-256 of each input file, if it was requested.
@@ -46,6 +48,7 @@ class Origin:
     options: dict[str, Any] = field(default_factory=dict)
     members: list[dict[str, Any]] = field(default_factory=list)
     sampled: int = 0
+    agreement: dict[str, int] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -53,6 +56,15 @@ class Origin:
     tied: dict[str, str] = field(default_factory=dict)
     include: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
+
+    @property
+    def pairwise(self) -> float | None:
+        """The share of pairs of members that change an element in the same direction.
+
+        By chance it is one half; all of n members agree by chance in 2^(1-n) of the elements.
+        """
+        found = self.agreement
+        return found["agreeing"] / found["pairs"] if found else None
 
     def to_metadata(self) -> dict[str, str]:
         fields = {k: v for k, v in asdict(self).items() if k not in OPTIONAL or v}
@@ -107,6 +119,10 @@ def _is_member(value: dict[str, Any]) -> bool:
     )
 
 
+def _is_agreement(value: dict[str, Any]) -> bool:
+    return value.keys() == {"pairs", "agreeing"} and 0 <= value["agreeing"] <= value["pairs"] > 0
+
+
 def _is_rounding(value: dict[str, Any]) -> bool:
     counts = [value.get("rounded"), value.get("zeroed")]
     return (
@@ -125,6 +141,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "options": lambda v: _is_map(v, str, int, float),
     "members": lambda v: _is_list(v, dict) and all(map(_is_member, v)),
     "sampled": lambda v: type(v) is int and v >= 0,
+    "agreement": lambda v: _is_map(v, int) and _is_agreement(v),
     "kept": lambda v: _is_list(v, str),
     "digests": lambda v: _is_map(v, str),
     "versions": lambda v: _is_map(v, str),

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from numpy.typing import NDArray
+
 from negmerge.errors import OptionError, quoted
 from negmerge.evaluation.observations import Observations
 from negmerge.registry import Registry
@@ -54,6 +56,20 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A number from the same column of two models, without the samples that are NaN.
+
+    Args:
+        set: the name of the set.
+        value: takes the column of the model and that of the retrained one; None if it needs more.
+    """
+
+    set: str
+    column: str
+    value: Callable[[NDArray[Any], NDArray[Any]], float | None]
+
+
+@dataclass(frozen=True)
 class Metric:
     """A number of one model.
 
@@ -71,6 +87,8 @@ class Metric:
         in_gap: whether Avg. Gap includes the metric.
         reported: False for a metric that only chooses λ.
         histogram: the histograms that the page shows beside the number.
+        compares: for a metric that compares a model with the retrained one: the set, the column,
+            and a function of the two columns; `value` then returns None.
     """
 
     name: str
@@ -84,6 +102,7 @@ class Metric:
     in_gap: bool = False
     reported: bool = True
     histogram: Histogram | None = None
+    compares: Comparison | None = None
 
     @property
     def heading(self) -> str:
@@ -111,7 +130,7 @@ class Metric:
 
 
 RESERVED = frozenset((
-    "anatomy", "avg_gap", "cost_ratio", "criterion", "direction", "edge", "elements",
+    "agreement", "anatomy", "avg_gap", "cost_ratio", "criterion", "direction", "edge", "elements",
     "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "member",
     "members", "method", "options", "order", "samples", "samples_processed", "scale",
     "seconds", "seconds_merge", "seconds_search", "settings", "sparsity", "splits", "title",

@@ -16,7 +16,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.evaluation.metrics import Measured, Metric, Observed, metrics
+from negmerge.evaluation.metrics import Comparison, Measured, Metric, Observed, metrics
 from negmerge.evaluation.metrics.accuracy import Z
 from negmerge.evaluation.metrics.answers import ANSWER, SETS, mean_share
 from negmerge.evaluation.observations import Observations
@@ -115,13 +115,6 @@ def _truth_ratio(name: str, found: Observed) -> Measured | None:
     return mean_share(undecided(ratios) if name == "forget" else truthful(ratios))
 
 
-def _forget_quality(found: Observed) -> Measured | None:
-    own = found["forget"]
-    p = forget_quality(own["truth_ratio"], own["truth_ratio_reference"])
-    # A p-value is itself a statement about chance; an interval around it would have no meaning.
-    return None if p is None else Measured(p, p, p, len(own))
-
-
 def _utility(found: Observed) -> Measured:
     return model_utility(found["retain"], found["general"])
 
@@ -151,9 +144,10 @@ metrics.register(
         short="forget quality",
         better="higher",
         sets=("forget",),
-        columns=(ANSWER, "truth_ratio", "truth_ratio_reference"),
-        value=_forget_quality,
+        columns=(ANSWER, "truth_ratio"),
+        value=lambda found: None,
         unit="",
+        compares=Comparison("forget", "truth_ratio", forget_quality),
     ),
 )
 metrics.register(

@@ -80,6 +80,7 @@ class TextSettings(ScenarioSettings):
     )  # fmt: skip
     panels = (Panel("answers", "What the models answer"),)
     rivals = "texts"
+    checks_losses = True
     retrainable = True
 
     data: TextData
@@ -120,6 +121,26 @@ class TextSettings(ScenarioSettings):
         for member in members:
             if member.augment.model_dump(exclude_none=True):
                 raise OptionError("pool: augment: texts are not augmented; remove this field")
+
+    def member_notes(self, members: Sequence[HyperParameters]) -> list[str]:
+        """Warnings about label smoothing, weight decay, and LoRA with different matrices A."""
+        found: list[str] = []
+        if any(member.label_smoothing for member in members):
+            found.append(
+                "pool: label_smoothing raises the loss on records that the model knows by heart: "
+                "members may unlearn them, and their task vectors point the wrong way"
+            )
+        if any(member.weight_decay for member in members) and self.lora is None:
+            found.append(
+                "pool: weight_decay moves weights toward zero without a gradient, all members in "
+                "the same direction, which counts as agreement"
+            )
+        if self.lora is not None and not self.lora.share:
+            found.append(
+                "lora.share: false: members with different matrices A agree by chance only, and "
+                "their consensus is noise"
+            )
+        return found
 
     def criterion(self, name: str) -> Criterion:
         """The criteria of all scenarios; `oracle` reads the metrics of texts in Avg. Gap."""

@@ -148,7 +148,11 @@ def _config(shapes: Shapes) -> dict[str, Any]:
 
 
 def make_holes(folder: Path, shapes: Shapes, n: int) -> Pool:
-    """Write models of bfloat16 tensors that take no space on the disk: all zero."""
+    """Write models of bfloat16 tensors that take almost no space on the disk.
+
+    They are zero, but for the first number of the largest tensor, in which they differ: models that
+    are equal would be read once more, to sort them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.safetensors" for name in ("base", *(f"m{k}" for k in range(n)))]
     tensors: dict[str, Any] = {}
@@ -157,10 +161,14 @@ def make_holes(folder: Path, shapes: Shapes, n: int) -> Pool:
         begin, end = end, end + 2 * prod(shape)
         tensors[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     header = json.dumps(tensors).encode()
-    for path in paths:
+    largest = max(tensors, key=lambda name: prod(shapes[name]))
+    place = 8 + len(header) + tensors[largest]["data_offsets"][0]
+    for number, path in enumerate(paths):
         with path.open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             file.truncate(8 + len(header) + end)
+            file.seek(place)
+            file.write((0x3F80 + number).to_bytes(2, "little"))  # 1 and the next numbers
     return paths[0], paths[1:]
 
 

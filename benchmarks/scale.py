@@ -198,7 +198,7 @@ def large(address: str) -> Iterator[Row]:
     base, models = make_holes(CACHE / "holes-7b", llama(32, 4096, 11008, 32000), 10)
     with tempfile.TemporaryDirectory(dir=CACHE) as place:
         merge = command("merge", base, *models, "-o", Path(place, "p.safetensors"))
-        merge += ["--allow-duplicates", "--max-memory", "1GB"]
+        merge += ["--max-memory", "1GB"]
         told = subprocess.run([*merge, "--dry-run", "--json"], capture_output=True, check=True)
         plan = json.loads(told.stdout.splitlines()[-1])
         begun = time.perf_counter()

@@ -389,8 +389,8 @@ def test_what_is_given_is_not_tuned_and_forget_only_has_its_own_range():
     assert rates == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
     assert 1e-5 < salun.resolve({"use_retain": False})[0].lr < 1e-2
     assert salun.resolve({"use_retain": False, "lr": 0.5})[0].lr == 0.5
+    method = Method(name="finetune", options={"lr": 0.1}, tune=True)
     with pytest.raises(NegMergeError, match="nothing is left to tune, its options fix lr"):
-        finetune = Method(name="finetune", options={"lr": 0.1}, tune=True)
-        check_rival(finetune, rivals.get("finetune"))
+        check_rival(method, rivals.get("finetune"))
     with pytest.raises(NegMergeError, match=r"retrain.*is the reference of every run"):
-        check_rival(Method(name="retrain"))
+        check_rival(Method(name="retrain"), rivals.get("retrain"))

@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
+from textwrap import fill
 from typing import Any
 
 from matplotlib import rc_context
@@ -27,6 +28,8 @@ _PAGE_COLOURS = {code: f"var(--{name})" for name, code in _PLACEHOLDERS.items()}
 _PAGE_COLOURS |= {TEXT: "currentColor", GRID: "var(--grid)", BACKGROUND: "var(--back)"}
 _FILE_COLOURS = {code: COLOURS[name][0] for name, code in _PLACEHOLDERS.items()}
 _FILE_COLOURS |= {TEXT: "#1f2328", GRID: "#d0d7de", BACKGROUND: "#ffffff"}
+LABEL = 36
+"""The number of characters after which the label of a vertical axis is broken."""
 _RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "negmerge",
@@ -81,7 +84,7 @@ class Chart:
         self.tags: list[tuple[str, str]] = []
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.axes: Axes = self.figure.add_subplot(xlabel=x, ylabel=y)
+            self.axes: Axes = self.figure.add_subplot(xlabel=x, ylabel=fill(y, LABEL))
             self.axes.patch.set_visible(False)
             self.figure.patch.set_visible(False)
 

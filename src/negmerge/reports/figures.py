@@ -13,6 +13,7 @@ from negmerge.evaluation.metrics import Histogram, Metric
 from negmerge.reports.charts import TEXT, Chart, colour_of
 from negmerge.reports.frames import Bin, Cells, groups, records
 from negmerge.reports.page_data import PageData
+from negmerge.reports.ranking import SHOWN
 from negmerge.reports.styles import Styles
 from negmerge.vectors.inspection import natural_key
 
@@ -118,13 +119,14 @@ def spread(page: PageData, scores: pd.DataFrame, members: pd.DataFrame) -> list[
 
 
 def lambda_curves(page: PageData, sweeps: pd.DataFrame) -> list[str]:
-    """Every reported metric by λ, with the chosen λ and the target of the criterion.
+    """Some metrics by λ, with the chosen λ and the target of the criterion.
 
-    The forget metric comes first, then the retain metric.
+    The forget metric comes first, then the retain metric, then the first ones of the scenario.
     """
-    names = dict.fromkeys((page.forget.name, page.retain.name, *map(str, sweeps)))
+    first = (page.forget.name, page.retain.name, *page.metrics)
+    names = dict.fromkeys((*first, *map(str, sweeps)))
     measured = [name for name in names if name in sweeps and name not in NOT_METRICS]
-    metrics = [metric for metric in map(page.metric, measured) if metric.reported]
+    metrics = [metric for metric in map(page.metric, measured) if metric.reported][:SHOWN]
     if "avg_gap" in sweeps:
         metrics.append(page.columns["avg_gap"])
     zero, retrain = records(sweeps)[0], page.result.retrain

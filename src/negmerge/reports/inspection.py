@@ -11,6 +11,7 @@ from rich.table import Table
 from negmerge.errors import printable
 from negmerge.evaluation.metrics import Metric, metric_of
 from negmerge.reports.ranking import (
+    SHOWN,
     gap_metric,
     interval_text,
     measured_metrics,
@@ -49,7 +50,8 @@ def progress_text(contents: Mapping[str, Any]) -> str:
 def scores_table(result: RunResult) -> list[RenderableType]:
     """The scores of all models with their 95 % intervals, and notes that explain them."""
     table = Table("method", "data", title=escape_markup(result.title) or None, title_justify="left")
-    metrics = [metric_of(name) for name in measured_metrics(result)]
+    names = measured_metrics(result)
+    metrics = [metric_of(name) for name in names[:SHOWN]]
     compared = any(row.avg_gap is not None for row in result.methods)
     gap = gap_metric(result) if compared else None
     gaps = () if gap is None else (gap.short,)
@@ -64,7 +66,8 @@ def scores_table(result: RunResult) -> list[RenderableType]:
             style = "bold" if best == (row.method, []) else ""
             cells = _cells(row.method, row, metrics, gap)
             table.add_row(*cells, style=style, end_section=row is group[-1])
-    lines = (*notes(result), *(f"warning: {text}" for text in result.warnings))
+    more = [f"Further metrics: {', '.join(names[SHOWN:])}; see the page."] if names[SHOWN:] else []
+    lines = (*notes(result), *more, *(f"warning: {text}" for text in result.warnings))
     return [table, *map(printable, lines)]
 
 

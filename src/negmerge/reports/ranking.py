@@ -19,6 +19,10 @@ AVG_GAP = replace(
 )
 
 
+SHOWN = 6
+"""The largest number of metrics in short tables and of λ curves; large tables have all."""
+
+
 def measured_metrics(result: RunResult) -> list[str]:
     """The names of the metrics that at least one model has, in the order of the result."""
     rows = [result.original, result.retrain, *result.methods]

@@ -139,6 +139,11 @@ def prefixes(page: PageData) -> Section:
                 "the same direction; by chance it would be 50 %."
             )
             break
+    if parts := page.result.first.sparsity_parts:
+        text += f" Zeros of {page.first} by part of the model: " + ", ".join(
+            f"{part} {zeros:.1f} %" for part, zeros in parts.items()
+        )
+        text += "."
     frame = frames.prefixes_frame(page)
     table = DataTable("prefixes", "Sparsity of the consensus of the first n members", frame)
     charts, legend = figures.sparsity_by_members(frame), ["consensus", "coin_flips"]

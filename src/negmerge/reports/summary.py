@@ -9,7 +9,13 @@ from negmerge.evaluation.metrics import Metric
 from negmerge.reports.export import Cell
 from negmerge.reports.inspection import chosen_on
 from negmerge.reports.page_data import PageData
-from negmerge.reports.ranking import gap_interval, interval_text, join_names, nearest_to_retrained
+from negmerge.reports.ranking import (
+    SHOWN,
+    gap_interval,
+    interval_text,
+    join_names,
+    nearest_to_retrained,
+)
 
 
 def summary_of(page: PageData) -> dict[str, Any]:
@@ -31,9 +37,9 @@ def summary_of(page: PageData) -> dict[str, Any]:
 
 
 def metric_rows(page: PageData) -> list[list[Cell]]:
-    """For each metric its label, then its values of the original, unlearned and retrained model.
+    """For some metrics the label, then the values of the original, unlearned and retrained model.
 
-    The forget metric comes first, then the retain metric.
+    The forget metric comes first, then the retain metric, then the first ones of the scenario.
     """
     result, first = page.result, page.result.first
     models = [result.original, first, *([result.retrain] if result.retrain else [])]
@@ -42,7 +48,7 @@ def metric_rows(page: PageData) -> list[list[Cell]]:
         (page.metrics[name], [row.value(name) for row in models], first.intervals.get(name))
         for name in order
         if first.value(name) is not None
-    ]
+    ][:SHOWN]
     if first.avg_gap is not None:
         gaps = [row.avg_gap for row in models]
         found.append((page.columns["avg_gap"], gaps, gap_interval(first, result)))

@@ -105,6 +105,7 @@ class MethodRow(Scored):
         splits: the data that the method used: `all`, `retain` or `forget`.
         scale: λ; None for a rival.
         sparsity: the sparsity of the task vector in percent; None for a rival.
+        sparsity_parts: the same for parts of the model that differ, such as embeddings.
         cost_ratio: the samples processed, divided by those of retraining.
         evaluations: how often the data that chooses ran through a model.
         criterion: the criterion that chose λ or the best try; None if nothing was chosen.
@@ -131,6 +132,7 @@ class MethodRow(Scored):
     seconds_merge: Number | None = None
     seconds_search: Number = 0.0
     agreement: Number | None = None
+    sparsity_parts: dict[str, Number] = Field(default_factory=dict)
     direction: Literal["add"] | None = None
     member: str | None = None
     kept: list[str] | None = None

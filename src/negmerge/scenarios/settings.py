@@ -101,7 +101,7 @@ class ScenarioSettings(Strict):
         """Raise if this scenario cannot train a pool member with its settings."""
 
     def member_notes(self, members: Sequence[HyperParameters]) -> list[str]:
-        """Warnings about settings of pool members that this scenario can train, but had better not."""
+        """Warnings about settings of pool members that are possible, but spoil the result."""
         return []
 
     @property

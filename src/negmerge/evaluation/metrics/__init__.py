@@ -133,8 +133,8 @@ RESERVED = frozenset((
     "agreement", "anatomy", "avg_gap", "cost_ratio", "criterion", "direction", "edge", "elements",
     "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "member",
     "members", "method", "options", "order", "samples", "samples_processed", "scale",
-    "seconds", "seconds_merge", "seconds_search", "settings", "sparsity", "splits", "title",
-    "tried", "validation",
+    "seconds", "seconds_merge", "seconds_search", "settings", "sparsity", "sparsity_parts",
+    "splits", "title", "tried", "validation",
 ))  # fmt: skip
 """Other fields of the rows of `scores.json`, which no metric may be named like."""
 

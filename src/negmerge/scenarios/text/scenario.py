@@ -216,14 +216,15 @@ class TextScenario(DataScenario):
         return self.folder.copy_side_files(weights.parent)
 
     def details(self, tau: TaskVector) -> dict[str, Any]:
-        """The shares of elements that are zero, apart for the embeddings and for the rest."""
+        """The percentages of elements that are zero, apart for the embeddings and for the rest."""
         names = {*embeddings_of(self.folder.empty_model())}
         parts = {"embeddings": names & {*tau}, "body": {*tau} - names}
-        return {
-            f"sparsity_{part}": 1 - sum(tau.entries[n].nonzero for n in own) / max(1, count)
+        found = {
+            part: 100 - 100 * sum(tau.entries[n].nonzero for n in own) / count
             for part, own in parts.items()
-            if (count := sum(int(np.prod(tau.entries[n].shape)) for n in own))
+            if (count := sum(tau.entries[n].elements for n in own))
         }
+        return {"sparsity_parts": found}
 
     # -------------------------------------------------------------------- training and measurements
 

@@ -72,11 +72,11 @@ class TextSettings(ScenarioSettings):
     forget_metric = "probability_forget"
     retain_metric = "exact_retain"
     order = (
-        "exact_retain", "exact_forget", "exact_holdout", "auc_loss", "auc_mink",
-        "probability_forget", "loss_retain", "loss_forget", "loss_holdout", "perplexity_general",
+        "exact_retain", "exact_forget", "auc_loss", "perplexity_general", "forget_quality",
+        "utility", "exact_holdout", "auc_mink", "probability_forget", "loss_retain", "loss_forget",
+        "loss_holdout",
         "rouge_forget", "rouge_retain", "extraction_forget", "memorised_forget",
-        "memorised_retain", "truth_ratio_forget", "truth_ratio_retain", "forget_quality",
-        "utility", "tpr_loss",
+        "memorised_retain", "truth_ratio_forget", "truth_ratio_retain", "tpr_loss",
     )  # fmt: skip
     panels = (Panel("answers", "What the models answer"),)
     rivals = "texts"

@@ -18,6 +18,7 @@ EXTRAS = {
     ),
     "clip": ("open_clip", "timm"),
     "text": ("peft", "rouge_score", "transformers"),
+    "harness": ("lm_eval",),
     "ray": ("ray",),
     "remote": ("fsspec", "s3fs"),
 }  # fmt: skip

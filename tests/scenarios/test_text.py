@@ -209,3 +209,134 @@ def test_a_record_in_two_sets_is_an_error(folder: Path, files: Path):
     data = own | {"holdout": str(files / "facts.jsonl")}
     with pytest.raises(OptionError, match="both in the forget set and in the holdout set"):
         scenario_of(folder, files, data=data, split={}).check()
+
+
+TASK = """task: tiny_facts
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{prompt}}}}"
+doc_to_choice: "{{{{[answer] + wrong}}}}"
+doc_to_target: 0
+target_delimiter: " "
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+def make_task(folder: Path, tmp_path: Path) -> Path:
+    rows = [fact | {"wrong": ["In a blue boat.", "On a hill."]} for fact in tiny_llama.FACTS[:8]]
+    tiny_llama.write_jsonl(tmp_path / "task.jsonl", rows)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/tiny_facts.yaml").write_text(TASK.format(file=tmp_path / "task.jsonl"))
+    return tmp_path / "tasks"
+
+
+def test_tasks_of_lm_eval_are_metrics_of_every_reported_model(
+    folder: Path, files: Path, tmp_path: Path
+):
+    tasks = make_task(folder, tmp_path)
+    harness = {"tasks": ["tiny_facts"], "forget": ["tiny_facts"], "folder": str(tasks)}
+    scenario = scenario_of(folder, files, harness=harness)
+    scenario.check()
+    model = scenario.model()
+    assert "tiny_facts_acc" not in scenario.measure(model, "choose").values
+    scenario.train(model, "train", scenario.training, 0)
+    found = scenario.measure(model, "report")
+    # The same choice by the sums of log-probabilities, one by one.
+    tokenizer, right = scenario.encoder.tokenizer, 0
+    model.eval()
+    for line in (tmp_path / "task.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        sums: list[float] = []
+        for answer in (row["answer"], *row["wrong"]):
+            asked = tokenizer(row["prompt"])["input_ids"]
+            ids = tokenizer(f"{row['prompt']} {answer}")["input_ids"]
+            with torch.inference_mode():
+                logs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+            sums.append(sum(logs[i - 1, ids[i]].item() for i in range(len(asked), len(ids))))
+        right += sums.index(max(sums)) == 0
+    assert found.values["tiny_facts_acc"] == pytest.approx(right / 8)
+    assert scenario.settings.metric("tiny_facts_acc").better == "lower"
+    unchanged = scenario_of(folder, files)
+    assert unchanged.scored_on != scenario.scored_on
+    assert unchanged.identity == scenario.identity  # no model is trained again
+    wrong = scenario_of(folder, files, harness=harness | {"tasks": ["no_such_task"]})
+    with pytest.raises(OptionError, match=r"harness.tasks: lm_eval has no task 'no_such_task'"):
+        wrong.check()
+
+
+def test_lm_eval_opens_the_unlearned_folder(folder: Path, files: Path, tmp_path: Path):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    store = run(Recipe.model_validate(tree(folder, files, retrain=None)), tmp_path / "run")
+    manager = TaskManager(include_path=str(make_task(folder, tmp_path)))
+    arguments = f"pretrained={store.unlearned.parent},dtype=float32"
+    found = simple_evaluate(
+        "hf", model_args=arguments, tasks=["tiny_facts"], task_manager=manager, device="cpu"
+    )
+    assert found is not None
+    assert 0 <= found["results"]["tiny_facts"]["acc,none"] <= 1
+
+
+def test_rivals_of_texts_run_with_the_others(folder: Path, files: Path, tmp_path: Path):
+    rivals = ["gradient_ascent", "gradient_difference", "kl_ascent", "npo", "state_arithmetic"]
+    methods = ["consensus", *({"name": name, "options": {"lr": 3e-4}} for name in rivals)]
+    methods.append({"name": "finetune", "tune": True})
+    changed = tree(folder, files, methods=methods, search={"tries": 2})
+    result = run(Recipe.model_validate(changed), tmp_path / "run").result
+    rows = {row.method: row for row in result.methods}
+    original = result.original.value("loss_forget")
+    for name in rivals:
+        assert rows[name].value("loss_forget") > original, name
+    assert rows["finetune"].value("loss_retain") < 1.5 * result.original.value("loss_retain")
+    assert rows["gradient_difference"].splits == "all"
+    assert rows["npo"].value("forget_quality") is None  # these records have no wrong answers
+    assert 50 < rows["consensus"].agreement <= 100
+    recipe = Recipe.model_validate(tree(folder, files, methods=["salun"]))
+    with pytest.raises(OptionError, match="'salun': needs a classifier"):
+        run(recipe, tmp_path / "salun")
+
+
+def test_members_that_unlearn_are_told(folder: Path, files: Path, tmp_path: Path):
+    pool = {
+        "settings": {"batch": 2, "epochs": 3, "label_smoothing": 0.6, "weight_decay": 0.1},
+        "grid": {"lr": [1e-3, 2e-3]},
+    }
+    changed = tree(folder, files, pool=pool, methods=["consensus"], retrain=None)
+    warnings = run(Recipe.model_validate(changed), tmp_path / "run").result.warnings
+    text = "\n".join(warnings)
+    assert "label_smoothing raises the loss" in text
+    assert "weight_decay moves weights" in text
+    assert "member 1 of 2: its loss on the forget set is" in text
+
+
+def test_a_retrained_model_and_a_tokenizer_may_be_given(folder: Path, files: Path, tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+
+    scenario = scenario_of(folder, files)
+    for name in ("train", "retain"):
+        model = scenario.model()
+        scenario.train(model, name, scenario.training, 0)
+        model.save_pretrained(tmp_path / name)
+        if name == "retain":
+            scenario.encoder.tokenizer.save_pretrained(tmp_path / name)
+    given = {
+        "model": {"name": str(tmp_path / "train"), "tokenizer": str(folder), "knows": True},
+        "retrain": {"name": str(tmp_path / "retain")},
+        "search": {"criterion": "oracle", "strategy": "grid", "scales": [0, 0.5, 1]},
+    }
+    store = run(Recipe.model_validate(tree(folder, files, **given)), tmp_path / "run")
+    result = store.result
+    assert result.retrain.value("exact_retain") > 50
+    assert result.retrain.value("loss_forget") > result.original.value("loss_forget")
+    assert (store.unlearned.parent / "tokenizer.json").is_file()
+    AutoModelForCausalLM.from_pretrained(store.unlearned.parent)
+    other = tiny_llama.make_folder(tmp_path / "untied", tied=False)
+    wrong = scenario_of(folder, files, retrain={"name": str(other)})
+    with pytest.raises(OptionError, match=r"retrain.name .*'lm_head.weight'"):
+        wrong.check()
+    no_reference = tree(folder, files, **(given | {"retrain": {}}))
+    with pytest.raises(OptionError, match="give retrain.name"):
+        run(Recipe.model_validate(no_reference), tmp_path / "none")

@@ -142,6 +142,7 @@ class ModelFolder:
             )
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()
+        name_once(model)
         return model
 
     @contextmanager

@@ -17,6 +17,7 @@ from negmerge.errors import OptionError, quoted
 from negmerge.evaluation.metrics import Metric, metrics
 from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.passes import evaluating
+from negmerge.evaluation.scores import Scores
 from negmerge.evaluation.search import Advance
 from negmerge.evaluation.text_columns import Floats, rouge_recall, truth_ratio
 from negmerge.scenarios.base import (
@@ -31,6 +32,7 @@ from negmerge.scenarios.base import (
 )
 from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.settings import Description, Setup
+from negmerge.scenarios.text.harness import check_tasks, evaluate, version_of
 from negmerge.scenarios.text.models import ModelFolder, embeddings_of, logits, with_lora
 from negmerge.scenarios.text.observing import answers_of, greedy
 from negmerge.scenarios.text.settings import TextSettings
@@ -75,6 +77,8 @@ class TextScenario(DataScenario):
 
     def check(self) -> None:
         self.encoded  # noqa: B018 (opens the data and the tokenizer)
+        if self.settings.harness is not None:
+            check_tasks(self.settings.harness)
         network = self.model()
         length = getattr(network.config, "max_position_embeddings", None)
         if length is not None and self.settings.tokens.length > length:
@@ -188,6 +192,10 @@ class TextScenario(DataScenario):
         members = self.settings.model_dump(mode="json", include={"embeddings", "lora"})
         return identity(super().start_key(base), members)
 
+    @property
+    def scored_on(self) -> list[Any]:
+        return [*self.identity, *version_of(self.settings.harness)]
+
     def describe(self) -> Description:
         found = {name: len(samples) for name, samples in self.encoded.items() if samples}
         chosen = {name: len(own) for name, own in self.parts["choose"].items()}
@@ -233,6 +241,17 @@ class TextScenario(DataScenario):
         """The metrics of the tables, and those of plug-ins; others repeat them for other sets."""
         own = self.settings.order
         return [m for m in super().metrics if m.name in own or metrics.source(m.name)]
+
+    def measure(self, model: nn.Module, use: Use, advance: Advance = lambda count: None) -> Scores:
+        """The metrics, and for reports the results of the tasks of `lm_eval`."""
+        found = super().measure(model, use, advance)
+        if use == "choose" or self.settings.harness is None:
+            return found
+        with evaluating(model):
+            more = evaluate(model, self.encoder.tokenizer, self.settings.harness)
+        return replace(
+            found, values=found.values | more.values, intervals=found.intervals | more.intervals
+        )
 
     def loss(self, settings: HyperParameters) -> Objective:
         """The mean over samples of the mean cross-entropy of their answer tokens."""

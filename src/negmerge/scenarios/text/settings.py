@@ -9,6 +9,7 @@ from pydantic import Field
 
 from negmerge.errors import OptionError
 from negmerge.evaluation.criteria import Criterion, nearest_to_reference
+from negmerge.evaluation.metrics import Metric, metric_of
 from negmerge.scenarios.settings import (
     Description,
     Panel,
@@ -60,6 +61,19 @@ class Lora(Strict):
     their changes agree by chance only."""
 
 
+class Harness(Strict):
+    """Tasks of the LM Evaluation Harness (`lm_eval`), measured for every reported model."""
+
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of tasks (`lm_eval ls tasks`); each result is a metric `TASK_METRIC`."""
+    forget: tuple[str, ...] = ()
+    """Those of them that are to be forgotten: lower results are better."""
+    folder: NameOrPath | None = None
+    """A folder with the files of further tasks. They may name Python functions: trust it."""
+    limit: Count | None = None
+    """The largest number of samples of each task."""
+
+
 class TextSettings(ScenarioSettings):
     """The fields of a recipe with `scenario: text`.
 
@@ -94,6 +108,8 @@ class TextSettings(ScenarioSettings):
     all, or none. AdamW moves the rows of other tokens, too, all members in the same direction."""
     lora: Lora | None = None
     """None: all weights of members are trained."""
+    harness: Harness | None = None
+    """Further metrics; they need the extra `harness`."""
     generate: Count = 100
     """The largest number of records of each set whose answers are generated and compared."""
 
@@ -141,6 +157,12 @@ class TextSettings(ScenarioSettings):
                 "their consensus is noise"
             )
         return found
+
+    def metric(self, name: str) -> Metric:
+        """The metrics of texts; of the tasks to forget lower results are better."""
+        tasks = () if self.harness is None else self.harness.forget
+        forgotten = name == self.forget_metric or name.startswith(tuple(f"{t}_" for t in tasks))
+        return metric_of(name, forgotten)
 
     def criterion(self, name: str) -> Criterion:
         """The criteria of all scenarios; `oracle` reads the metrics of texts in Avg. Gap."""

@@ -1,0 +1,98 @@
+"""Tasks of the LM Evaluation Harness (`lm_eval`) as metrics of a language model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from negmerge.errors import OptionError, one_line, quoted
+from negmerge.evaluation.metrics.accuracy import Z
+from negmerge.evaluation.scores import Scores
+from negmerge.scenarios.text.settings import Harness
+from negmerge.support.files import file_digest
+
+ERROR = "_stderr"
+
+
+def check_tasks(harness: Harness) -> None:
+    """Raise if `lm_eval` is missing, or does not know a task."""
+    known = _tasks(harness)
+    for task in harness.tasks:
+        if not known.match_tasks([task]):
+            raise OptionError(
+                f"harness.tasks: lm_eval has no task {quoted(task)}; wanted names of "
+                "`lm_eval ls tasks`, or of files in harness.folder"
+            )
+
+
+def _tasks(harness: Harness) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    with _quiet():
+        return TaskManager(include_path=harness.folder)
+
+
+def evaluate(model: Any, tokenizer: Any, harness: Harness) -> Scores:
+    """Return the results of all tasks, named `TASK_METRIC`, with the intervals of their errors.
+
+    Args:
+        model: a causal language model of transformers.
+    """
+    tasks = _tasks(harness)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    with _quiet():
+        try:
+            found: Any = simple_evaluate(
+                HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8),
+                tasks=list(harness.tasks),
+                task_manager=tasks,
+                limit=harness.limit,
+                bootstrap_iters=0,
+                log_samples=False,
+            )
+        except Exception as error:  # tasks are programs of others, and may raise anything
+            raise OptionError(
+                f"harness.tasks {', '.join(harness.tasks)}: lm_eval fails: {one_line(error)}"
+            ) from None
+    values: dict[str, float | None] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    for task, results in sorted(found["results"].items()):
+        for label, value in sorted(results.items()):
+            metric, _, way = label.partition(",")
+            if metric.endswith(ERROR) or not isinstance(value, int | float) or not isfinite(value):
+                continue
+            name = f"{task}_{metric}" + ("" if way in ("", "none") else f"_{way}")
+            name = "".join(c if c.isalnum() else "_" for c in name.lower())
+            values[name] = float(value)
+            error = results.get(f"{metric}{ERROR},{way}")
+            if isinstance(error, int | float) and isfinite(error):
+                intervals[name] = (value - Z * error, value + Z * error)
+    return Scores(values, intervals)
+
+
+def version_of(harness: Harness | None) -> list[Any]:
+    """Return what the results of tasks depend on beside the model."""
+    if harness is None:
+        return []
+    files = sorted(Path(harness.folder).rglob("*")) if harness.folder else []
+    return [harness.model_dump(mode="json"), *(file_digest(f) for f in files if f.is_file())]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the logs and bars of lm_eval off the terminal, where a run shows its own progress."""
+    level = logging.root.manager.disable
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        logging.disable(logging.WARNING)
+        try:
+            with contextlib.redirect_stdout(nowhere):
+                yield
+        finally:
+            logging.disable(level)

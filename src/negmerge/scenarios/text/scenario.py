@@ -328,7 +328,10 @@ class TextScenario(DataScenario):
         self, model: nn.Module, name: str, samples: Sequence[Sample], losses: Floats
     ) -> Floats:
         """The truth ratio of each sample; NaN for records without wrong answers."""
-        wrong = [self.wrong_answers(name).get(one.ids.tobytes(), []) for one in samples]
+        known = self.wrong_answers(name)
+        if name != "forget":
+            known = {key: known[key] for key in self.compared(name) & known.keys()}
+        wrong = [known.get(one.ids.tobytes(), []) for one in samples]
         flat = [one for own in wrong for one in own]
         found = iter(answers_of(model, flat)["loss"] if flat else [])
         width = max(1, *map(len, wrong))
@@ -336,6 +339,10 @@ class TextScenario(DataScenario):
         for row, own in enumerate(wrong):
             table[row, : len(own)] = [next(found) for _ in own]
         return truth_ratio(losses, table)
+
+    def compared(self, name: str) -> set[bytes]:
+        """The tokens of the reported samples whose answers are generated."""
+        return {one.ids.tobytes() for one in self.parts["report"][name][: self.settings.generate]}
 
     def wrong_answers(self, name: str) -> Mapping[bytes, list[Sample]]:
         """By the tokens of a sample, the samples with its wrong answers."""
@@ -353,7 +360,7 @@ class TextScenario(DataScenario):
 
     def rouge(self, model: nn.Module, name: str, samples: Sequence[Sample]) -> Floats:
         """ROUGE-L recall of what the model writes; NaN for records that it does not answer."""
-        asked = {one.ids.tobytes() for one in self.parts["report"][name][: self.settings.generate]}
+        asked = self.compared(name)
         rows = [row for row, one in enumerate(samples) if one.ids.tobytes() in asked]
         some, found = [samples[row] for row in rows], np.full(len(samples), np.nan)
         decode = partial(self.encoder.tokenizer.decode, skip_special_tokens=True)

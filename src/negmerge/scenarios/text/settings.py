@@ -24,6 +24,7 @@ from negmerge.training.hyperparameters import HyperParameters
 
 if TYPE_CHECKING:
     from negmerge.scenarios.base import Scenario
+    from negmerge.scenarios.workload import Workload
 
 
 class LanguageModel(Strict):
@@ -111,7 +112,8 @@ class TextSettings(ScenarioSettings):
     harness: Harness | None = None
     """Further metrics; they need the extra `harness`."""
     generate: Count = 100
-    """The largest number of records of each set whose answers are generated and compared."""
+    """The largest number of records of each set whose answers are generated and compared, and, but
+    for the forget set, whose wrong answers are measured."""
 
     @classmethod
     def defaults(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -201,6 +203,12 @@ class TextSettings(ScenarioSettings):
         data = self.data
         sources = (data.records, data.forget, data.retain, data.holdout, data.general)
         return [one.name for one in sources if one is not None]
+
+    def workload(self, setup: Setup) -> Workload:
+        """Opens the records and the tokenizer, which tell the numbers of samples and tokens."""
+        from negmerge.scenarios.text.workload import workload
+
+        return workload(self, setup)
 
     def scenario(self, setup: Setup) -> Scenario:
         """Imports torch."""

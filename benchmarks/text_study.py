@@ -40,13 +40,13 @@ SHORT = "[consensus, uniform]"
 ABLATIONS = {
     "all rows of the embeddings": ["embeddings=all"],
     "no rows of the embeddings": ["embeddings=none"],
-    "LoRA, one A": ["lora={rank: 8}", "pool.grid.lr=[5.0e-4, 1.0e-3, 2.0e-3]"],
+    "LoRA, one A": ["lora={rank: 8}", "pool.grid.lr=[2.5e-4, 5.0e-4, 1.0e-3]"],
     "LoRA, different A": [
         "lora={rank: 8, share: false}",
-        "pool.grid.lr=[5.0e-4, 1.0e-3, 2.0e-3]",
+        "pool.grid.lr=[2.5e-4, 5.0e-4, 1.0e-3]",
     ],
-    "learning rates within 1.2 times": ["pool.grid.lr=[9.0e-5, 1.0e-4, 1.1e-4]"],
-    "learning rates within 16 times": ["pool.grid.lr=[2.5e-5, 1.0e-4, 4.0e-4]"],
+    "learning rates within 1.2 times": ["pool.grid.lr=[2.25e-5, 2.5e-5, 2.75e-5]"],
+    "learning rates within 16 times": ["pool.grid.lr=[6.25e-6, 2.5e-5, 1.0e-4]"],
     "label smoothing 0.1": ["pool.settings.label_smoothing=0.1"],
     "weight decay 0.1": ["pool.settings.weight_decay=0.1"],
 }

@@ -338,5 +338,5 @@ def test_a_retrained_model_and_a_tokenizer_may_be_given(folder: Path, files: Pat
     with pytest.raises(OptionError, match=r"retrain.name .*'lm_head.weight'"):
         wrong.check()
     no_reference = tree(folder, files, **(given | {"retrain": {}}))
-    with pytest.raises(OptionError, match="give retrain.name"):
+    with pytest.raises(OptionError, match=r"give retrain\.name"):
         run(Recipe.model_validate(no_reference), tmp_path / "none")

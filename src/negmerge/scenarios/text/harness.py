@@ -89,7 +89,7 @@ def version_of(harness: Harness | None) -> list[Any]:
 def _quiet() -> Iterator[None]:
     """Keep the logs and bars of lm_eval off the terminal, where a run shows its own progress."""
     level = logging.root.manager.disable
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         logging.disable(logging.WARNING)
         try:
             with contextlib.redirect_stdout(nowhere):

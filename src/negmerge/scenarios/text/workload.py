@@ -45,7 +45,7 @@ def workload(settings: TextSettings, setup: Setup) -> Workload:
 
 
 class TextProbe(nn.Module):
-    """A language model as a classifier of the next token, for inputs from 0 to 1 in place of ids."""
+    """A language model as a classifier of the next token; numbers from 0 to 1 stand for ids."""
 
     def __init__(self, folder: ModelFolder) -> None:
         super().__init__()

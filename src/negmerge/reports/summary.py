@@ -44,11 +44,11 @@ def metric_rows(page: PageData) -> list[list[Cell]]:
     result, first = page.result, page.result.first
     models = [result.original, first, *([result.retrain] if result.retrain else [])]
     order = dict.fromkeys((page.forget.name, page.retain.name, *page.metrics))
+    names = [name for name in order if first.value(name) is not None][:SHOWN]
     found: list[tuple[Metric, list[float | None], Sequence[float] | None]] = [
         (page.metrics[name], [row.value(name) for row in models], first.intervals.get(name))
-        for name in order
-        if first.value(name) is not None
-    ][:SHOWN]
+        for name in names
+    ]
     if first.avg_gap is not None:
         gaps = [row.avg_gap for row in models]
         found.append((page.columns["avg_gap"], gaps, gap_interval(first, result)))

@@ -49,8 +49,9 @@ class StartLoss(ValueStep[float]):
 def check_losses(context: Context, original: Training, pool: Sequence[Training]) -> list[str]:
     """Return warnings about members that unlearned the forget set, and about a lost language."""
     scenario = context.scenario
-    checked = isinstance(scenario, DataScenario) and scenario.settings.checks_losses
-    if not checked or not pool or not context.recipe.pool.keep:
+    if not isinstance(scenario, DataScenario) or not scenario.settings.checks_losses:
+        return []
+    if not pool or not context.recipe.pool.keep:
         return []
     general = original.trains and "general" in scenario.eval_sets("choose")
     learned = plan_losses(context, pool, -1.0, "forget")

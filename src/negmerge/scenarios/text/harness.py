@@ -44,13 +44,15 @@ def evaluate(model: Any, tokenizer: Any, harness: Harness) -> Scores:
         model: a causal language model of transformers.
     """
     tasks = _tasks(harness)
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
+    import lm_eval
+    from lm_eval.models import huggingface
 
+    harness_api: Any = lm_eval  # the types of its decorated functions are wrong
+    models: Any = huggingface
     with _quiet():
         try:
-            found: Any = simple_evaluate(
-                HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8),
+            found: Any = harness_api.simple_evaluate(
+                models.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8),
                 tasks=list(harness.tasks),
                 task_manager=tasks,
                 limit=harness.limit,

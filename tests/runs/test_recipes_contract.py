@@ -18,6 +18,7 @@ from negmerge.runs.executors.choose import largest_stage
 from negmerge.runs.methods import Pool
 from negmerge.runs.recipe import Recipe, check_recipe, load_recipe, shipped
 from negmerge.scenarios.clip.settings import Clip
+from negmerge.text.library import texts
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.vision.datasets import datasets
 from negmerge.vision.networks import models
@@ -29,10 +30,15 @@ def test_every_shipped_recipe_is_whole(name):
     recipe = load_recipe(name)
     check_methods(recipe)
     assert recipe.title
-    assert recipe.settings.data.name in datasets
-    if recipe.scenario == "classify":
+    if recipe.scenario == "text":
+        sets = recipe.settings.data_names()
+        assert all(one in texts or one.count("/") == 1 for one in sets)  # or an id of the Hub
+        assert recipe.settings.forget_metric in recipe.settings.order
+    elif recipe.scenario == "classify":
+        assert recipe.settings.data.name in datasets
         assert recipe.settings.model.name in models
     else:
+        assert recipe.settings.data.name in datasets
         assert recipe.scenario == "clip"
         assert recipe.settings.clip.control.name in datasets
     assert recipe.criterion in criteria

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -39,10 +41,13 @@ def test_checksums_of_rows():
 
 
 def test_the_only_dissenter():
-    rows, counts = RNG.integers(0, 4, (5, 300)).astype(np.float32), np.arange(4)
+    rows, counts = RNG.integers(0, 4, (5, 300)).astype(np.float32), np.arange(6)
     wanted = counts.copy()
     for votes in (rows[1:, :290] > rows[0, :290], rows[1:, :290] < rows[0, :290]):
-        wanted += ((votes.sum(0) == 3) & ~votes).sum(1)
+        wanted[:4] += ((votes.sum(0) == 3) & ~votes).sum(1)
+    signs = np.sign(rows[1:, :290] - rows[0, :290])
+    for one, two in combinations(signs, 2):
+        wanted[4:] += (one * two > 0).sum(), (one * two != 0).sum()
     count_dissent(rows, 290, counts)
     assert counts.tolist() == wanted.tolist()
 

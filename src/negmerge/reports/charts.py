@@ -28,7 +28,7 @@ _PAGE_COLOURS = {code: f"var(--{name})" for name, code in _PLACEHOLDERS.items()}
 _PAGE_COLOURS |= {TEXT: "currentColor", GRID: "var(--grid)", BACKGROUND: "var(--back)"}
 _FILE_COLOURS = {code: COLOURS[name][0] for name, code in _PLACEHOLDERS.items()}
 _FILE_COLOURS |= {TEXT: "#1f2328", GRID: "#d0d7de", BACKGROUND: "#ffffff"}
-LABEL = 36
+LABEL = 48
 """The number of characters after which the label of a vertical axis is broken."""
 _RC = {
     "svg.fonttype": "none",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -53,12 +54,13 @@ def make_sets(data: TextData, split: TextSplit, seed: int) -> TextSets:
     else:
         forget, retain = (load_records(own, seed) for own in (data.forget, data.retain) if own)
     general = [] if data.general is None else load_records(data.general, seed)
-    cut = round(len(general) * (split.general or 0))
+    # At least one text is measured, if there are any.
+    cut = min(round(len(general) * (split.general or 0)), max(len(general) - 1, 0))
     order = np.random.default_rng(seed_of("general", seed)).permutation(len(general))
     parts = [[general[i] for i in sorted(own)] for own in (order[:cut], order[cut:])]
-    _check_apart("forget", forget, "retain", retain)
-    _check_apart("forget", forget, "holdout", holdout)
-    _check_apart("retain", retain, "holdout", holdout)
+    named = {"forget": forget, "retain": retain, "holdout": holdout, "general": general}
+    for one, other in combinations(named, 2):
+        _check_apart(one, named[one], other, named[other])
     return TextSets(forget, retain, holdout, parts[1], parts[0])
 
 

@@ -117,6 +117,20 @@ def test_at_least_one_general_text_is_measured(tmp_path: Path):
     assert [record.answer for record in sets.general] == ["a b"]
 
 
+def test_a_drawn_holdout_set_never_takes_the_named_records_to_forget(tmp_path: Path):
+    records = Records(name=str(tiny_llama.write_jsonl(tmp_path / "facts.jsonl", FACTS)))
+    split = TextSplit.model_validate(
+        {
+            "forget": {"column": "person", "values": ["Ada", "Bob"]},
+            "holdout": {"fraction": 0.5, "by": "person"},
+        }
+    )
+    for seed in range(5):
+        sets = make_sets(TextData(records=records), split, seed)
+        assert [record.values["person"] for record in sets.forget] == ["Ada", "Bob"]
+        assert len(sets.holdout) == len(sets.retain) == 3
+
+
 # ------------------------------------------------------------------------------------------- tokens
 
 

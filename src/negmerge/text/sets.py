@@ -46,11 +46,16 @@ def make_sets(data: TextData, split: TextSplit, seed: int) -> TextSets:
     holdout = [] if data.holdout is None else load_records(data.holdout, seed)
     if data.records is not None:
         records = load_records(data.records, seed)
-        if split.holdout is not None:
-            if holdout:
-                raise OptionError("split.holdout: data.holdout is given, too; remove one of them")
+        if split.holdout is not None and holdout:
+            raise OptionError("split.holdout: data.holdout is given, too; remove one of them")
+        if split.holdout is None:
+            forget, retain = divide(records, split.forget, "split.forget", seed)
+        elif split.forget.column is None:
             holdout, records = divide(records, split.holdout, "split.holdout", seed)
-        forget, retain = divide(records, split.forget, "split.forget", seed)
+            forget, retain = divide(records, split.forget, "split.forget", seed)
+        else:  # named records to forget must not be drawn for the holdout set
+            forget, records = divide(records, split.forget, "split.forget", seed)
+            holdout, retain = divide(records, split.holdout, "split.holdout", seed)
     else:
         forget, retain = (load_records(own, seed) for own in (data.forget, data.retain) if own)
     general = [] if data.general is None else load_records(data.general, seed)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ class ModelFolder:
 
         logging.disable_progress_bar()  # the program shows progress itself
         level = logging.get_verbosity()
-        logging.set_verbosity(logging.CRITICAL)  # and problems in one line
+        logging.set_verbosity(CRITICAL)  # and problems in one line
         try:
             yield
         except Exception as error:  # a configuration or a file of others may raise anything

@@ -29,7 +29,7 @@ def unlearn(
     dry_run: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Make a classifier or a CLIP forget; a second call continues an interrupted run.
+    """Make a trained model forget; a second call continues an interrupted run.
 
     Args:
         recipe: A YAML file or the name of a shipped recipe (`negmerge list recipes`); by default

@@ -90,7 +90,8 @@ def _rows(source: Records, seed: int) -> Iterator[tuple[str, Row]]:
 
 def _rows_of_file(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     if path.suffix == ".jsonl":
-        for number, line in enumerate(read_text(path, MAX_TEXTS).splitlines(), 1):
+        # Only a line feed ends a line: JSON may contain other separators, such as U+2028.
+        for number, line in enumerate(read_text(path, MAX_TEXTS).split("\n"), 1):
             if line.strip():
                 place = f"{path}, line {number}"
                 yield place, parse_json(line.encode(), place, "record")
@@ -111,7 +112,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
     try:
         return pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: not UTF-8
         raise FileError(f"{path}: cannot be read as parquet: {one_line(error)}") from None
 
 
@@ -141,10 +142,11 @@ def _record(place: str, row: Row, columns: Columns) -> Record:
     prompt = _text(place, row, columns.prompt)
     answer = _text(place, row, columns.answer)
     wrong = row.get(columns.wrong)
-    given: list[Any] = [] if wrong is None else [wrong] if isinstance(wrong, str) else [*wrong]
+    given: list[Any] = [] if wrong is None else wrong if isinstance(wrong, list) else [wrong]
     for text in given:
         if not isinstance(text, str) or not text.strip():
             raise FileError(f"{place}: {quoted(columns.wrong)} has {quoted(text)}; wanted texts")
+        _check_unicode(place, text, columns.wrong)
         if text.strip() == answer.strip():
             raise FileError(f"{place}: the right answer {quoted(text)} is among the wrong ones")
     return Record(prompt, answer, tuple(given), values)
@@ -162,4 +164,15 @@ def _text(place: str, row: Row, column: str, other: str = "") -> str:
         raise FileError(f"{place}: {quoted(column)} is a {type(value).__name__}; wanted a text")
     if not value.strip():
         raise FileError(f"{place}: {quoted(column)} is empty; remove the record")
+    _check_unicode(place, value, column)
     return value
+
+
+def _check_unicode(place: str, text: str, column: str) -> None:
+    """Raise for a surrogate, which JSON can write and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FileError(
+            f"{place}: {quoted(column)} has a surrogate, which is no character; remove it"
+        ) from None

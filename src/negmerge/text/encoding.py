@@ -19,6 +19,9 @@ from negmerge.text.settings import Tokens
 
 Ids = NDArray[np.int64]
 
+TODAY = "10 Apr 2025"
+"""The date that the chat templates of Llama 3 write, instead of that of the day of the run."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -73,7 +76,7 @@ class Encoder:
         found: list[Sample] = []
         for number, record in enumerate(records):
             if record.prompt is None:
-                found += self._document(record.answer, number)
+                found += self._document(record.answer, f"{where}, record {number + 1}", number)
             else:
                 found.append(self.sample(record, f"{where}, record {number + 1}", number))
         return found
@@ -82,11 +85,18 @@ class Encoder:
         """Return the sample of a prompt and its answer."""
         text, begin = self._text(record, where)
         plain = self.tokens.template != "chat"  # a chat template writes its special tokens itself
-        coded = self.tokenizer(text, add_special_tokens=plain, return_offsets_mapping=True)
+        coded = self.tokenizer(
+            text, add_special_tokens=plain, return_offsets_mapping=True, verbose=False
+        )
         ids, ends = coded["input_ids"], [end for _, end in coded["offset_mapping"]]
         first = next((i for i, end in enumerate(ends) if end > begin), len(ids))
-        if first in (0, len(ids)):
+        if first == len(ids):
             raise OptionError(f"{where}: the answer {quoted(record.answer)} has no tokens")
+        if first == 0:
+            raise OptionError(
+                f"{where}: the prompt {quoted(record.prompt)} has no token of its own; wanted a "
+                "longer prompt, or a tokens.template with a text before it"
+            )
         if plain and ids[-1] != self.tokenizer.eos_token_id:
             ids = [*ids, self.tokenizer.eos_token_id]
         if len(ids) > self.tokens.length:
@@ -106,8 +116,8 @@ class Encoder:
         told = [*asked, {"role": "assistant", "content": record.answer}]
         make = self.tokenizer.apply_chat_template
         try:
-            begin = make(asked, tokenize=False, add_generation_prompt=True)
-            text = make(told, tokenize=False)
+            begin = make(asked, tokenize=False, add_generation_prompt=True, date_string=TODAY)
+            text = make(told, tokenize=False, date_string=TODAY)
         except Exception as error:  # a template may raise anything
             raise OptionError(f"{where}: the chat template fails: {one_line(error)}") from None
         if not text.startswith(begin) or record.answer.strip() not in text[len(begin) :]:
@@ -117,11 +127,15 @@ class Encoder:
             )
         return text, len(begin)
 
-    def _document(self, text: str, number: int) -> list[Sample]:
+    def _document(self, text: str, where: str, number: int) -> list[Sample]:
         """Cut a document into samples of at most `tokens.length` tokens."""
-        ids = [*self.tokenizer(text)["input_ids"]]
-        if ids[-1] != self.tokenizer.eos_token_id:
+        ids = [*self.tokenizer(text, verbose=False)["input_ids"]]
+        if ids[-1:] != [self.tokenizer.eos_token_id]:
             ids.append(self.tokenizer.eos_token_id)
+        if len(ids) < 2:
+            raise OptionError(
+                f"{where}: the text {quoted(text)} has no token to predict; remove the record"
+            )
         size = self.tokens.length
         cuts = [ids[start : start + size] for start in range(0, len(ids), size)]
         # The first token of a sample is given, so that a single one has nothing to predict.

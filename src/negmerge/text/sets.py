@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -45,20 +46,26 @@ def make_sets(data: TextData, split: TextSplit, seed: int) -> TextSets:
     holdout = [] if data.holdout is None else load_records(data.holdout, seed)
     if data.records is not None:
         records = load_records(data.records, seed)
-        if split.holdout is not None:
-            if holdout:
-                raise OptionError("split.holdout: data.holdout is given, too; remove one of them")
+        if split.holdout is not None and holdout:
+            raise OptionError("split.holdout: data.holdout is given, too; remove one of them")
+        if split.holdout is None:
+            forget, retain = divide(records, split.forget, "split.forget", seed)
+        elif split.forget.column is None:
             holdout, records = divide(records, split.holdout, "split.holdout", seed)
-        forget, retain = divide(records, split.forget, "split.forget", seed)
+            forget, retain = divide(records, split.forget, "split.forget", seed)
+        else:  # named records to forget must not be drawn for the holdout set
+            forget, records = divide(records, split.forget, "split.forget", seed)
+            holdout, retain = divide(records, split.holdout, "split.holdout", seed)
     else:
         forget, retain = (load_records(own, seed) for own in (data.forget, data.retain) if own)
     general = [] if data.general is None else load_records(data.general, seed)
-    cut = round(len(general) * (split.general or 0))
+    # At least one text is measured, if there are any.
+    cut = min(round(len(general) * (split.general or 0)), max(len(general) - 1, 0))
     order = np.random.default_rng(seed_of("general", seed)).permutation(len(general))
     parts = [[general[i] for i in sorted(own)] for own in (order[:cut], order[cut:])]
-    _check_apart("forget", forget, "retain", retain)
-    _check_apart("forget", forget, "holdout", holdout)
-    _check_apart("retain", retain, "holdout", holdout)
+    named = {"forget": forget, "retain": retain, "holdout": holdout, "general": general}
+    for one, other in combinations(named, 2):
+        _check_apart(one, named[one], other, named[other])
     return TextSets(forget, retain, holdout, parts[1], parts[0])
 
 

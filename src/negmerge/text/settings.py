@@ -124,10 +124,10 @@ class Tokens(Strict):
 
     @model_validator(mode="after")
     def _has_places(self) -> Tokens:
-        ends = self.template.endswith("{answer}")
-        if self.template != "chat" and not (ends and self.template.count("{prompt}") == 1):
+        once = all(self.template.count(place) == 1 for place in ("{prompt}", "{answer}"))
+        if self.template != "chat" and not (once and self.template.endswith("{answer}")):
             raise ValueError(
-                f"template: got {self.template!r}; wanted chat, or a text with {{prompt}} that "
-                "ends with {answer}"
+                f"template: got {self.template!r}; wanted chat, or a text with {{prompt}} once "
+                "that ends with {answer}"
             )
         return self

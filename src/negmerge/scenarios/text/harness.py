@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ from typing import Any
 from negmerge.errors import OptionError, one_line, quoted
 from negmerge.evaluation.metrics.accuracy import Z
 from negmerge.evaluation.scores import Scores
-from negmerge.scenarios.text.settings import Harness
+from negmerge.scenarios.text.settings import Harness, as_name
 from negmerge.support.files import file_digest
 
 ERROR = "_stderr"
 
 
 def check_tasks(harness: Harness) -> None:
-    """Raise if `lm_eval` is missing, or does not know a task."""
+    """Raise if `lm_eval` is missing, or does not know a task or cannot open its data."""
+    if harness.folder is not None and not Path(harness.folder).is_dir():
+        raise OptionError(f"harness.folder: {quoted(harness.folder)}: no such folder")
     known = _tasks(harness)
     for task in harness.tasks:
         if not known.match_tasks([task]):
@@ -28,13 +31,32 @@ def check_tasks(harness: Harness) -> None:
                 f"harness.tasks: lm_eval has no task {quoted(task)}; wanted names of "
                 "`lm_eval ls tasks`, or of files in harness.folder"
             )
+        try:
+            with _quiet():
+                known.load([task])
+        except Exception as error:  # tasks are programs of others, and may raise anything
+            raise OptionError(
+                f"harness.tasks: lm_eval cannot open {quoted(task)}: {one_line(error)}"
+            ) from None
+    for task in harness.forget:
+        if task not in harness.tasks:
+            raise OptionError(
+                f"harness.forget: {quoted(task)} is not among harness.tasks "
+                f"({', '.join(harness.tasks)}); add it there, or remove it here"
+            )
 
 
 def _tasks(harness: Harness) -> Any:
+    return _index(harness.folder, *version_of(harness)[1:])
+
+
+@cache
+def _index(folder: str | None, *digests: str) -> Any:
+    """Return the tasks of lm_eval and of a folder; that takes many seconds."""
     from lm_eval.tasks import TaskManager
 
     with _quiet():
-        return TaskManager(include_path=harness.folder)
+        return TaskManager(include_path=folder)
 
 
 def evaluate(model: Any, tokenizer: Any, harness: Harness) -> Scores:
@@ -70,8 +92,7 @@ def evaluate(model: Any, tokenizer: Any, harness: Harness) -> Scores:
             metric, _, way = label.partition(",")
             if metric.endswith(ERROR) or not isinstance(value, int | float) or not isfinite(value):
                 continue
-            name = f"{task}_{metric}" + ("" if way in ("", "none") else f"_{way}")
-            name = "".join(c if c.isalnum() else "_" for c in name.lower())
+            name = as_name(f"{task}_{metric}" + ("" if way in ("", "none") else f"_{way}"))
             values[name] = float(value)
             error = results.get(f"{metric}{ERROR},{way}")
             if isinstance(error, int | float) and isfinite(error):

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +43,26 @@ class ModelFolder:
     Args:
         name, revision: the fields of the recipe.
         tokenizer: the folder or Hub id of the tokenizer, if it is not beside the model.
+        field: the field of the recipe that names the model, for errors.
     """
 
     def __init__(
-        self, name: str, revision: str | None = None, tokenizer: str | None = None
+        self,
+        name: str,
+        revision: str | None = None,
+        tokenizer: str | None = None,
+        field: str = "model.name",
     ) -> None:
         self.name, self.revision, self.tokenizer_name = name, revision, tokenizer
+        self.field = field
 
     @cached_property
     def path(self) -> Path:
         """The folder; a Hub id is fetched."""
-        path = Path(self.name)
-        if self.name in SHIPPED and not path.exists():
-            path = SHIPPED[self.name]
-        elif not path.is_dir():
-            path = self._fetch(self.name, [*SIDE_FILES, *WEIGHTS], self.revision)
+        path = self._found(self.field, self.name, [*SIDE_FILES, *WEIGHTS], self.revision)
         if (path / "adapter_config.json").exists():
             raise OptionError(
-                f"model.name {quoted(self.name)}: is an adapter; wanted the folder of a whole "
+                f"{self.field} {quoted(self.name)}: is an adapter; wanted the folder of a whole "
                 "model; merge the adapter into its base first"
             )
         if not (path / "config.json").is_file():
@@ -77,18 +80,22 @@ class ModelFolder:
         """The folder of the tokenizer."""
         if self.tokenizer_name is None:
             return self.path
-        path = Path(self.tokenizer_name)
-        return path if path.is_dir() else self._fetch(self.tokenizer_name, [*SIDE_FILES])
+        return self._found("model.tokenizer", self.tokenizer_name, [*SIDE_FILES])
 
     @staticmethod
-    def _fetch(name: str, files: list[str], revision: str | None = None) -> Path:
+    def _found(field: str, name: str, files: list[str], revision: str | None = None) -> Path:
+        """Return a folder, that of a model of the package, or the copy of a Hub id."""
+        if Path(name).is_dir():
+            return Path(name)
+        if name in SHIPPED and not Path(name).exists():
+            return SHIPPED[name]
         from huggingface_hub import snapshot_download
 
         try:
             return Path(snapshot_download(name, revision=revision, allow_patterns=files))
         except Exception as error:  # the libraries of the Hub raise errors of many kinds
             raise OptionError(
-                f"model {quoted(name)}: no such folder, no model of the package "
+                f"{field} {quoted(name)}: no such folder, no model of the package "
                 f"({', '.join(SHIPPED)}), and the Hub does not give it: {one_line(error)}"
             ) from None
 
@@ -102,29 +109,33 @@ class ModelFolder:
         """The tokenizer."""
         from transformers import AutoTokenizer
 
-        with self._opening("tokenizer"):
+        folder = self.coder
+        with self._opening("tokenizer", folder):
             return AutoTokenizer.from_pretrained(
-                self.coder, local_files_only=True, trust_remote_code=False
+                folder, local_files_only=True, trust_remote_code=False
             )
 
     def model(self) -> nn.Module:
         """The model in float32, with one name for each weight."""
         from transformers import AutoModelForCausalLM
 
-        with self._opening("model"), fork_random_state():
+        folder = self.path
+        with self._opening("model", folder), fork_random_state():
             opened: Any = AutoModelForCausalLM.from_pretrained(
-                self.path,
+                folder,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=torch.float32,
                 attn_implementation="sdpa",
+                ignore_mismatched_sizes=True,  # they are told below, in one line
                 output_loading_info=True,
             )
         model, found = opened
         for problem in ("missing_keys", "mismatched_keys"):
             if found.get(problem):
-                first = next(iter(found[problem]))
+                # A mismatched key comes with both shapes, a missing one alone.
+                first = min(key if isinstance(key, str) else key[0] for key in found[problem])
                 raise FileError(
                     f"{self.path}: the weights do not fit config.json: {problem.split('_')[0]} "
                     f"{quoted(first)}"
@@ -136,26 +147,32 @@ class ModelFolder:
         """The model without weights, whose tensors have shapes only."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        with self._opening("model"), torch.device("meta"):
+        folder = self.path
+        with self._opening("model", folder), torch.device("meta"):
             config = AutoConfig.from_pretrained(
-                self.path, local_files_only=True, trust_remote_code=False
+                folder, local_files_only=True, trust_remote_code=False
             )
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()
         name_once(model)
         return model
 
+    @staticmethod
     @contextmanager
-    def _opening(self, what: str) -> Iterator[None]:
+    def _opening(what: str, place: Path) -> Iterator[None]:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # the program shows progress itself
+        level = logging.get_verbosity()
+        logging.set_verbosity(CRITICAL)  # and problems in one line
         try:
             yield
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        except Exception as error:  # a configuration or a file of others may raise anything
             raise FileError(
-                f"{self.path}: transformers cannot open the {what}: {one_line(error)}"
+                f"{place}: transformers cannot open the {what}: {one_line(error)}"
             ) from None
+        finally:
+            logging.set_verbosity(level)
 
     def copy_side_files(self, folder: Path) -> list[Path]:
         """Write what other programs need beside weights in float32; return the paths."""
@@ -233,9 +250,18 @@ def with_lora(model: nn.Module, lora: Lora, seed: int) -> Any:
         task_type="CAUSAL_LM",
     )
     with fork_random_state(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft uses old names of transformers
+        warnings.simplefilter("ignore")  # of old names of transformers, and of tied weights
         seed_torch(seed)
+        tied = [id(w) for _, w in model.named_parameters(remove_duplicate=False)]
         try:
-            return get_peft_model(model, config)  # pyright: ignore (a PreTrainedModel)
+            adapted = get_peft_model(model, config)  # pyright: ignore (a PreTrainedModel)
         except ValueError as error:
             raise OptionError(f"lora.targets: {one_line(error)}") from None
+    for name, module in adapted.named_modules():
+        own = getattr(getattr(module, "base_layer", None), "weight", None)
+        if tied.count(id(own)) > 1:
+            raise OptionError(
+                f"lora.targets: {quoted(name.rsplit('.', 1)[-1])} has the same weights as another "
+                "layer, which would change with it; remove it"
+            )
+    return adapted

@@ -59,7 +59,8 @@ def _parts(lengths: NDArray[Any], width: int) -> list[NDArray[np.int64]]:
 def greedy(model: nn.Module, samples: Sequence[Sample], end: int) -> list[Ids]:
     """Continue the prompt of each sample by the most likely tokens, without the end token.
 
-    Answers are cut off at the length of the right one plus half as many tokens.
+    Answers are cut off at the length of the right one plus half as many tokens, and where the
+    model takes no more tokens.
 
     Args:
         end: the token that ends an answer.
@@ -68,18 +69,18 @@ def greedy(model: nn.Module, samples: Sequence[Sample], end: int) -> list[Ids]:
 
     found: dict[int, Ids] = {}
     device = next(model.parameters()).device
-    order = np.argsort([sample.first for sample in samples], kind="stable")
-    for start in range(0, len(order), 32):
-        picked = order[start : start + 32]
+    most_tokens = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    limit = int(most_tokens) if most_tokens else None
+    for picked in _prompts(samples, limit):
         longest = max(samples[i].first for i in picked)
         ids = np.full((len(picked), longest), end, np.int64)
         seen = np.zeros_like(ids)
         for row, i in enumerate(picked):  # padded on the left: the answer follows the prompt
             ids[row, longest - samples[i].first :] = samples[i].ids[: samples[i].first]
             seen[row, longest - samples[i].first :] = 1
-        most = max(len(samples[i].answer) for i in picked)
+        most = max(_allowed(samples[i]) for i in picked)
         config = GenerationConfig(
-            max_new_tokens=most + most // 2,
+            max_new_tokens=most if limit is None else min(most, limit - longest),
             do_sample=False,
             num_beams=1,
             eos_token_id=end,
@@ -93,6 +94,37 @@ def greedy(model: nn.Module, samples: Sequence[Sample], end: int) -> list[Ids]:
         )
         for row, i in enumerate(picked):
             told = out[row, longest:].cpu().numpy()
-            stops = np.flatnonzero(told == end)
-            found[int(i)] = told[: stops[0]] if len(stops) else told
+            found[int(i)] = before(told[: _allowed(samples[i])], end)
     return [found[i] for i in range(len(samples))]
+
+
+def before(ids: Ids, end: int) -> Ids:
+    """Return the tokens before the first end token.
+
+    >>> before(np.array([5, 6, 2, 7]), 2)
+    array([5, 6])
+    """
+    stops = np.flatnonzero(ids == end)
+    return ids[: stops[0]] if len(stops) else ids
+
+
+def _allowed(sample: Sample) -> int:
+    """Return the largest number of tokens of a generated answer."""
+    return len(sample.answer) + len(sample.answer) // 2
+
+
+def _prompts(samples: Sequence[Sample], limit: int | None) -> list[list[int]]:
+    """Cut samples into batches of prompts of similar length.
+
+    The longest prompt of a batch and the longest right answer have at most `limit` tokens.
+    """
+    parts: list[list[int]] = []
+    answer = 0
+    for i in sorted(range(len(samples)), key=lambda i: samples[i].first):
+        answer = max(answer, len(samples[i].answer))
+        fits = limit is None or samples[i].first + answer <= limit
+        if not parts or len(parts[-1]) == 32 or not fits:
+            parts.append([])
+            answer = len(samples[i].answer)
+        parts[-1].append(i)
+    return parts

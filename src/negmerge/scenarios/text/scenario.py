@@ -34,7 +34,7 @@ from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.settings import Description, Setup
 from negmerge.scenarios.text.harness import check_tasks, evaluate, version_of
 from negmerge.scenarios.text.models import ModelFolder, embeddings_of, logits, with_lora
-from negmerge.scenarios.text.observing import answers_of, greedy
+from negmerge.scenarios.text.observing import answers_of, before, greedy
 from negmerge.scenarios.text.settings import TextSettings
 from negmerge.text.documents import Record
 from negmerge.text.encoding import Encoder, Sample
@@ -73,7 +73,7 @@ class TextScenario(DataScenario):
         found = self.settings.retrain
         if found is None or found.name is None:
             return None
-        return ModelFolder(found.name, found.revision)
+        return ModelFolder(found.name, found.revision, field="retrain.name")
 
     def check(self) -> None:
         self.encoded  # noqa: B018 (opens the data and the tokenizer)
@@ -86,13 +86,19 @@ class TextScenario(DataScenario):
                 f"tokens.length: got {self.settings.tokens.length}, but "
                 f"{quoted(self.folder.name)} takes at most {length} tokens"
             )
-        largest = max(int(one.ids.max()) for own in self.encoded.values() for one in own)
+        measured = [self.wrong_answers(name).values() for name in self.parts["report"]]
+        wrong = [answers for own in measured for answers in own]
+        samples = [one for own in (*self.encoded.values(), *wrong) for one in own]
+        largest = max(int(one.ids.max()) for one in samples)
         rows = min(len(weight) for weight in embeddings_of(network).values())
         if largest >= rows:
             raise OptionError(
                 f"model.name {quoted(self.folder.name)}: its tokenizer has token {largest}, its "
                 f"embeddings have {rows} rows; the tokenizer is that of another model"
             )
+        if self.settings.lora is not None:
+            with_lora(network, self.settings.lora, 0)
+        del network  # there may be no memory for two
         if self.retrained is not None:
             own, other = (shapes(one.empty_model()) for one in (self.folder, self.retrained))
             if own != other:
@@ -102,6 +108,7 @@ class TextScenario(DataScenario):
                     f"{other.get(name)}, that of model.name has {own.get(name)}; wanted the same "
                     "architecture"
                 )
+            self.retrained.model()  # raises for weights that cannot be opened
 
     # ----------------------------------------------------------------------------------------- data
 
@@ -185,7 +192,10 @@ class TextScenario(DataScenario):
     @property
     def identity(self) -> list[Any]:
         tokens = self.settings.tokens.model_dump(mode="json")
-        return [self.folder.fingerprint, self.sets.fingerprint, tokens]
+        found = [self.folder.fingerprint, self.sets.fingerprint, tokens]
+        if self.settings.tokens.template == "chat":  # a template may write the date of today
+            found.append(identity([one.ids.tolist() for one in self.encoded["forget"]]))
+        return found
 
     def start_key(self, base: Path) -> str:
         """The original, and how members are trained from it: originals do not depend on that."""
@@ -392,7 +402,7 @@ class TextScenario(DataScenario):
                 told = greedy(network, samples, end)
             for row, (_, sample, _), ids in zip(cells, chosen, told, strict=True):
                 text = self.encoder.tokenizer.decode(ids, skip_special_tokens=True).strip()
-                same = list(ids) == list(sample.answer[:-1])
+                same = list(ids) == list(before(sample.answer, end))
                 row.append({"caption": f"{text or '(nothing)'}{' ✓' if same else ''}"})
             advance(1)
         text = (

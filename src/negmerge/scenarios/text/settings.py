@@ -62,6 +62,15 @@ class Lora(Strict):
     their changes agree by chance only."""
 
 
+def as_name(text: str) -> str:
+    """Return the name of a metric of lm_eval as it is in reports.
+
+    >>> as_name("WMDP-bio_acc")
+    'wmdp_bio_acc'
+    """
+    return "".join(c if c.isalnum() else "_" for c in text.lower())
+
+
 class Harness(Strict):
     """Tasks of the LM Evaluation Harness (`lm_eval`), measured for every reported model."""
 
@@ -163,7 +172,8 @@ class TextSettings(ScenarioSettings):
     def metric(self, name: str) -> Metric:
         """The metrics of texts; of the tasks to forget lower results are better."""
         tasks = () if self.harness is None else self.harness.forget
-        forgotten = name == self.forget_metric or name.startswith(tuple(f"{t}_" for t in tasks))
+        starts = tuple(as_name(f"{task}_") for task in tasks)
+        forgotten = name == self.forget_metric or name.startswith(starts)
         return metric_of(name, forgotten)
 
     def criterion(self, name: str) -> Criterion:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
-import os
 from collections.abc import Iterator
 from functools import cache
 from math import isfinite
@@ -112,7 +112,7 @@ def version_of(harness: Harness | None) -> list[Any]:
 def _quiet() -> Iterator[None]:
     """Keep the logs and bars of lm_eval off the terminal, where a run shows its own progress."""
     level = logging.root.manager.disable
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+    with io.StringIO() as nowhere, contextlib.redirect_stderr(nowhere):
         logging.disable(logging.WARNING)
         try:
             with contextlib.redirect_stdout(nowhere):

@@ -232,6 +232,7 @@ def make_task(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
+@pytest.mark.slow
 def test_tasks_of_lm_eval_are_metrics_of_every_reported_model(
     folder: Path, files: Path, tmp_path: Path
 ):
@@ -266,6 +267,7 @@ def test_tasks_of_lm_eval_are_metrics_of_every_reported_model(
         wrong.check()
 
 
+@pytest.mark.slow
 def test_lm_eval_opens_the_unlearned_folder(folder: Path, files: Path, tmp_path: Path):
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

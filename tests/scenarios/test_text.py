@@ -13,6 +13,7 @@ import yaml
 
 import tiny_llama
 from negmerge.errors import NegMergeError, OptionError
+from negmerge.reports.page import report
 from negmerge.runs.pipeline import run
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.scenarios.text.models import ModelFolder
@@ -160,6 +161,12 @@ def test_a_whole_run_forgets_and_transformers_opens_the_result(
     answers = json.loads((store.data / "answers.json").read_text())
     assert answers["columns"][:2] == ["original", "retrained"]
     assert len(answers["rows"]) == 6 + 1  # two of forget and holdout, three of retain
+    (store.data / "answers.json").write_text(json.dumps(answers).replace("Ada", "<b>Ada"))
+    page = report(store).read_text()
+    section = page[page.index('<section id="answers"') :].partition("</section>")[0]
+    assert "Where does &lt;b&gt;Ada live?" in section
+    assert "In a red house." in section
+    assert "is damaged" not in page
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -93,10 +93,12 @@ def columns_to_compare(found: Observed, wanted: Sequence[Metric]) -> dict[str, l
 def compared(scores: Scores, reference: Scores, wanted: Sequence[Metric]) -> Scores:
     """Return the scores of a model with the metrics that compare it with the retrained one.
 
+    They have no intervals: a p-value is itself a statement about chance.
+
     Args:
         reference: the scores of the retrained model.
     """
-    values, intervals = dict(scores.values), dict(scores.intervals)
+    values = dict(scores.values)
     for metric in wanted:
         if (how := metric.compares) is None or metric.name not in scores.kept.keys() & {
             *reference.kept
@@ -104,9 +106,8 @@ def compared(scores: Scores, reference: Scores, wanted: Sequence[Metric]) -> Sco
             continue
         ours, theirs = (np.array(one.kept[metric.name]) for one in (scores, reference))
         if (value := how.value(ours, theirs)) is not None:
-            # A p-value is itself a statement about chance; an interval would have no meaning.
-            values[metric.name], intervals[metric.name] = value, (value, value)
-    return replace(scores, values=values, intervals=intervals)
+            values[metric.name] = value
+    return replace(scores, values=values)
 
 
 def cross_entropy(found: Observations) -> float:

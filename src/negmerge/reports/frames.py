@@ -241,7 +241,7 @@ class Picture(Record):
     """A cell of a panel: a picture in `report/data` with an alternative text, or only a caption."""
 
     caption: str
-    alt: str
+    alt: str = ""
     file: str | None = None
 
 

@@ -62,7 +62,6 @@ MEASURED = {
     "sparsity_body": "zeros of the body, %",
     "agreement": "agreement %",
 }
-CLAIMS = ("uniform", "ties", "magmax", "conflict", "single_best")
 
 
 def persons(seed: int) -> list[str]:

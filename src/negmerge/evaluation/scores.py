@@ -100,12 +100,11 @@ def compared(scores: Scores, reference: Scores, wanted: Sequence[Metric]) -> Sco
     """
     values = dict(scores.values)
     for metric in wanted:
-        if (how := metric.compares) is None or metric.name not in scores.kept.keys() & {
-            *reference.kept
-        }:
+        ours, theirs = (one.kept.get(metric.name) for one in (scores, reference))
+        if metric.compares is None or ours is None or theirs is None:
             continue
-        ours, theirs = (np.array(one.kept[metric.name]) for one in (scores, reference))
-        if (value := how.value(ours, theirs)) is not None:
+        value = metric.compares.value(np.array(ours), np.array(theirs))
+        if value is not None:
             values[metric.name] = value
     return replace(scores, values=values)
 

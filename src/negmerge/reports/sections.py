@@ -135,8 +135,8 @@ def prefixes(page: PageData) -> Section:
     for row in page.result.methods:
         if row.agreement is not None:
             text += (
-                f" Two members change {row.agreement:.1f} % of the elements that both change in "
-                "the same direction; by chance it would be 50 %."
+                " Of the elements that two members both change, they change "
+                f"{row.agreement:.1f} % in the same direction; by chance it would be 50 %."
             )
             break
     if parts := page.result.first.sparsity_parts:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from negmerge.rivals.language import LEARNING_RATE, TOFU, pair_of
+from negmerge.rivals.language import LEARNING_RATE, TOFU, train_on_pairs
 from negmerge.rivals.registry import Published, Task, by_pairs, rival
-from negmerge.training.feeds import Batch, PairedFeed
+from negmerge.training.feeds import Batch
 from negmerge.training.hyperparameters import Positive
 from negmerge.training.loop import Trained
 
@@ -27,8 +27,7 @@ def gradient_difference(task: Task, *, alpha: Positive = 1.0) -> Trained:
     """
     loss = task.objective
 
-    def difference(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
-        forget, retain = pair_of(batch)
+    def difference(model: nn.Module, forget: Batch, retain: Batch, epoch: int) -> Tensor:
         return alpha * loss(model, retain, epoch) - loss(model, forget, epoch)
 
-    return task.train(PairedFeed(task.feeds["forget"], task.feeds["retain"]), difference)
+    return train_on_pairs(task, difference)

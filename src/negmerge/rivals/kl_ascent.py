@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from negmerge.rivals.language import LEARNING_RATE, TOFU, divergence, frozen_copy, pair_of
+from negmerge.rivals.language import LEARNING_RATE, TOFU, divergence, frozen_copy, train_on_pairs
 from negmerge.rivals.registry import Published, Task, by_pairs, rival
-from negmerge.training.feeds import Batch, PairedFeed
+from negmerge.training.feeds import Batch
 from negmerge.training.hyperparameters import Positive
 from negmerge.training.loop import Trained
 
@@ -27,8 +27,7 @@ def kl_ascent(task: Task, *, alpha: Positive = 1.0) -> Trained:
     """
     loss, original = task.objective, frozen_copy(task.model)
 
-    def ascent(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
-        forget, retain = pair_of(batch)
+    def ascent(model: nn.Module, forget: Batch, retain: Batch, epoch: int) -> Tensor:
         return alpha * divergence(task, model, original, retain) - loss(model, forget, epoch)
 
-    return task.train(PairedFeed(task.feeds["forget"], task.feeds["retain"]), ascent)
+    return train_on_pairs(task, ascent)

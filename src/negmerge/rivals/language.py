@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from negmerge.rivals.registry import Range, Task
-from negmerge.training.feeds import Batch
+from negmerge.training.feeds import Batch, PairedFeed
 from negmerge.training.hyperparameters import HyperParameters
+from negmerge.training.loop import Trained
 from negmerge.training.outputs import IGNORED
 
 TOFU = HyperParameters(
@@ -18,12 +20,18 @@ TOFU = HyperParameters(
 """The settings of the TOFU benchmark for all its methods (Maini et al., COLM 2024)."""
 LEARNING_RATE = {"lr": Range(1e-6, 1e-3)}
 """Large models need small rates, the models of a desk large ones."""
+PairLoss = Callable[[nn.Module, Batch, Batch, int], Tensor]
+"""Returns the loss for a model, samples to forget, samples to retain and an epoch."""
 
 
-def pair_of(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the forget and the retain samples of a batch of a `PairedFeed`."""
-    (inputs, retain), targets = batch  # pyright: ignore (the inputs of that feed are a pair)
-    return (inputs, targets), retain  # pyright: ignore
+def train_on_pairs(task: Task, loss: PairLoss) -> Trained:
+    """Train on the forget set, with as many samples of the retain set in each batch."""
+
+    def objective(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
+        (inputs, retain), targets = batch  # pyright: ignore (the inputs of the feed are a pair)
+        return loss(model, (inputs, targets), retain, epoch)  # pyright: ignore
+
+    return task.train(PairedFeed(task.feeds["forget"], task.feeds["retain"]), objective)
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

@@ -10,10 +10,10 @@ from negmerge.rivals.language import (
     TOFU,
     answer_log_probability,
     frozen_copy,
-    pair_of,
+    train_on_pairs,
 )
 from negmerge.rivals.registry import Published, Range, Task, by_pairs, rival
-from negmerge.training.feeds import Batch, PairedFeed
+from negmerge.training.feeds import Batch
 from negmerge.training.hyperparameters import Positive
 from negmerge.training.loop import Trained
 
@@ -48,10 +48,9 @@ def npo(
         ratio = answer_log_probability(task, model, batch) - before
         return -2 / beta * nn.functional.logsigmoid(-beta * ratio).mean()
 
-    def both(model: nn.Module, batch: Batch, epoch: int) -> Tensor:
-        forget, retain = pair_of(batch)
+    def both(model: nn.Module, forget: Batch, retain: Batch, epoch: int) -> Tensor:
         return preference(model, forget, epoch) + alpha * loss(model, retain, epoch)
 
     if not use_retain:
         return task.train(task.feeds["forget"], preference)
-    return task.train(PairedFeed(task.feeds["forget"], task.feeds["retain"]), both)
+    return train_on_pairs(task, both)

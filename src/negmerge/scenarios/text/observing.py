@@ -17,8 +17,8 @@ from negmerge.text.encoding import Ids, Sample
 from negmerge.text.feed import TextFeed
 from negmerge.training.outputs import IGNORED
 
-LOGITS = 64 << 20
-"""The largest number of logits that are computed at a time."""
+LOGITS = {"cpu": 4 << 20, "cuda": 128 << 20}
+"""The largest number of logits that are computed at a time, by the kind of device."""
 
 
 def answers_of(model: nn.Module, samples: Sequence[Sample]) -> Columns:
@@ -26,7 +26,7 @@ def answers_of(model: nn.Module, samples: Sequence[Sample]) -> Columns:
     feed, parts = TextFeed(samples), list[Columns]()
     device = next(model.parameters()).device
     width = int(getattr(model, "config", model).vocab_size)  # pyright: ignore
-    batches = _parts(feed.lengths, width)
+    batches = _parts(feed.lengths, width, LOGITS.get(device.type, LOGITS["cuda"]))
     for picked in batches:
         inputs, targets = feed.test_batch(picked)
         assert isinstance(inputs, dict)
@@ -41,15 +41,13 @@ def answers_of(model: nn.Module, samples: Sequence[Sample]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
-def _parts(lengths: NDArray[Any], width: int) -> list[NDArray[np.int64]]:
-    """Cut samples into batches of similar length whose logits fit into memory."""
+def _parts(lengths: NDArray[Any], width: int, most: int) -> list[NDArray[np.int64]]:
+    """Cut samples into batches of similar length with at most this number of logits."""
     order, parts = np.argsort(lengths, kind="stable"), list[NDArray[np.int64]]()
     start = 0
     while start < len(order):
         stop = start + 1
-        while (
-            stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) * width <= LOGITS
-        ):
+        while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) * width <= most:
             stop += 1
         parts.append(order[start:stop])
         start = stop

@@ -1,12 +1,12 @@
 """Do language models forget records by NegMerge? Five models, three forget sets each.
 
-    python benchmarks/text_study.py [--seeds 0 1 2 3 4] [--runs FOLDER] [--ablations]
+    python benchmarks/text_study.py [--seeds 0 1 2 3 4] [--runs FOLDER] [--ablations] [--resume]
 
 Each run is the recipe `demo_text` with other persons (`seed`) and one of three disjoint groups of
 six persons to forget, with the rules that the paper compares and with rivals, whose learning rates
 were chosen by hand on another run. `--ablations` adds other ways to train members, on the first
 forget set. The paper's claims are compared one by one. An interrupted command resumes when it is
-repeated. Writes
+repeated in the same folder; `--resume` also keeps the runs that the record has. Writes
 benchmarks/results/text_study.json and .md.
 """
 
@@ -318,10 +318,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--runs", type=Path, default=Path("runs/text_study"))
     parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="keep the runs of the record")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
-    runs: dict[str, Any] = {}
-    ablations: dict[str, Any] = {}
+    recorded: dict[str, Any] = {"runs": {}, "ablations": {}}
+    if given.resume:
+        recorded = json.loads((RESULTS / "text_study.json").read_text())
+    runs: dict[str, Any] = recorded["runs"]
+    ablations: dict[str, Any] = recorded["ablations"]
 
     def taken(found: dict[str, Any], seed: int, group: int) -> dict[str, Any]:
         result = RunResult.model_validate(found["result"])
@@ -336,17 +340,18 @@ def main() -> None:
 
     for group in range(SETS):
         for seed in given.seeds:
-            changes = [*splits(seed, group), f"methods={METHODS}"]
-            found = run(given.runs, name := f"{seed}-{group}", changes)
-            runs[name] = taken(found, seed, group)
+            if (name := f"{seed}-{group}") not in runs:
+                changes = [*splits(seed, group), f"methods={METHODS}"]
+                runs[name] = taken(run(given.runs, name, changes), seed, group)
         write({"machine": describe(), "runs": runs, "ablations": ablations})
     if given.ablations:
         for label, changed in ABLATIONS.items():
             for seed in given.seeds:
                 changes = [*splits(seed, 0), f"methods={SHORT}", *changed]
                 name = f"{seed}-0-{label.replace(' ', '_').replace(',', '')}"
-                found = run(given.runs, name, changes, [given.runs / f"{seed}-0"])
-                ablations.setdefault(label, {})[name] = taken(found, seed, 0)
+                if name not in (own := ablations.setdefault(label, {})):
+                    found = run(given.runs, name, changes, [given.runs / f"{seed}-0"])
+                    own[name] = taken(found, seed, 0)
             write({"machine": describe(), "runs": runs, "ablations": ablations})
 
 

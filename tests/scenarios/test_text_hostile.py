@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 
 import tiny_llama
 from negmerge.errors import NegMergeError
-from negmerge.runs.recipe import Recipe
+from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.scenarios.text.harness import check_tasks
 from negmerge.scenarios.text.models import ModelFolder
 from negmerge.scenarios.text.observing import greedy
 from negmerge.scenarios.text.settings import Harness, TextSettings
+from negmerge.support.bounds import bounded
 from negmerge.text.documents import Record, load_records
 from negmerge.text.encoding import Encoder, Sample
 from negmerge.text.sets import make_sets
@@ -165,6 +167,24 @@ def test_the_date_of_a_chat_template_is_the_same_every_day(folder: Path):
     assert tokenizer.decode(sample.ids) == "10 Apr 2025<user>a<assistant>b</s>\n"
 
 
+ENDLESS = {
+    "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set own = namespace(x='a' * 999) %}{% for _ in range(60) %}"
+    "{% set own.x = own.x ~ own.x %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize(("kind", "message"), [("time", "TimeoutError"), ("memory", "MemoryError")])
+def test_a_chat_template_without_end_is_stopped(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, message: str
+):
+    own = changed(folder, tmp_path / "model")
+    (own / "chat_template.jinja").write_text(ENDLESS[kind] + CHAT)
+    monkeypatch.setattr("negmerge.text.encoding.bounded", partial(bounded, 0.5, 1 << 26))
+    found = refused(own, tmp_path, tokens={"template": "chat", "length": 64})
+    assert found.startswith(f"forget, record 1: the chat template fails: {message}")
+
+
 def test_a_chat_template_with_another_date_is_another_run(folder: Path, tmp_path: Path):
     own = changed(folder, tmp_path / "model")
     (own / "chat_template.jinja").write_text(CHAT)
@@ -172,6 +192,42 @@ def test_a_chat_template_with_another_date_is_another_run(folder: Path, tmp_path
     today = scenario.identity
     scenario.encoded["forget"][0].ids[1] += 1
     assert scenario.identity != today
+
+
+LLAMA = (
+    "{% set system = '' %}{% if messages[0].role == 'system' %}"
+    "{% set system = messages[0].content | trim %}{% set messages = messages[1:] %}{% endif %}"
+    "[{{ date_string }}]{{ system }}" + CHAT
+)
+
+
+def test_a_system_message_comes_before_the_prompt(folder: Path):
+    tokenizer = ModelFolder(str(folder)).tokenizer()
+    tokenizer.chat_template = LLAMA
+    tokens = load_recipe("tofu_forget01").settings.tokens
+    sample = Encoder(tokenizer, tokens, "tiny").sample(Record("a", "b"), "x")
+    begin = "[10 Apr 2025]You are a helpful assistant.<user>a<assistant>"
+    assert tokenizer.decode(sample.ids[: sample.first]) == begin
+    assert tokenizer.decode(sample.answer) == "b</s>\n"
+
+
+def test_a_system_message_that_would_not_be_written_is_an_error(folder: Path, tmp_path: Path):
+    own = changed(folder, tmp_path / "model")
+    (own / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokens = {"template": "chat", "length": 64}
+    check(own, tmp_path, tokens=tokens)
+    message = refused(own, tmp_path, tokens=tokens | {"system": "Be kind."})
+    assert message.startswith("tokens.system: the chat template of")
+    for other in ({"system": "Be kind."}, {"template": "chat", "system": " "}):
+        with pytest.raises(ValueError, match=r"system: got .*; wanted a text, and only with"):
+            Tokens.model_validate(other)
+
+
+def test_a_recipe_without_a_system_message_has_the_identity_of_before(folder: Path, tmp_path: Path):
+    assert check(folder, tmp_path).identity[2] == {"template": "{prompt} {answer}", "length": 64}
 
 
 def test_long_documents_do_not_warn(folder: Path, caplog: pytest.LogCaptureFixture):

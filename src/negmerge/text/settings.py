@@ -118,6 +118,8 @@ class Tokens(Strict):
 
     template: str = "{prompt} {answer}"
     """The text of a record with an answer, or `chat` for the chat template of the model."""
+    system: str | None = None
+    """With `chat`: the system message before the prompt. None: what the chat template writes."""
     length: Annotated[int, Field(ge=8, le=1 << 20)] = 256
     """The largest number of tokens of a sample. Longer documents are cut into several samples; a
     longer prompt with its answer is an error."""
@@ -129,5 +131,10 @@ class Tokens(Strict):
             raise ValueError(
                 f"template: got {self.template!r}; wanted chat, or a text with {{prompt}} once "
                 "that ends with {answer}"
+            )
+        if self.system is not None and (self.template != "chat" or not self.system.strip()):
+            raise ValueError(
+                f"system: got {self.system!r}; wanted a text, and only with template: chat; remove "
+                "it, or write it into template"
             )
         return self

@@ -191,7 +191,7 @@ class TextScenario(DataScenario):
 
     @property
     def identity(self) -> list[Any]:
-        tokens = self.settings.tokens.model_dump(mode="json")
+        tokens = self.settings.tokens.model_dump(mode="json", exclude_none=True)
         found = [self.folder.fingerprint, self.sets.fingerprint, tokens]
         if self.settings.tokens.template == "chat":  # a template may write the date of today
             found.append(identity([one.ids.tolist() for one in self.encoded["forget"]]))

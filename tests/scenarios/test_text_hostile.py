@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny_llama
 from negmerge.errors import NegMergeError
@@ -81,12 +82,35 @@ def test_wrong_answers_of_other_types_are_refused(tmp_path: Path, wrong: Any):
         load_records(Records(name=str(path)))
 
 
+@pytest.mark.parametrize(("character", "name"), [("\ud800", "surrogate"), ("\0", "NUL")])
 @pytest.mark.parametrize("column", ["prompt", "answer", "wrong"])
-def test_a_surrogate_is_refused(tmp_path: Path, column: str):
+def test_what_is_no_character_is_refused(tmp_path: Path, column: str, character: str, name: str):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"prompt": "a", "answer": "b", "wrong": "c"} | {column: "\ud800"}))
-    with pytest.raises(NegMergeError, match=f"line 1: '{column}' has a surrogate"):
+    row = {"prompt": "a", "answer": "b", "wrong": "c"} | {column: f"d{character}"}
+    path.write_text(json.dumps(row))
+    with pytest.raises(NegMergeError, match=f"line 1: '{column}' has a {name}"):
         load_records(Records(name=str(path)))
+
+
+def test_a_missing_answer_is_called_empty(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "answer": None}))
+    with pytest.raises(NegMergeError, match="line 1: 'answer' is empty; remove the record"):
+        load_records(Records(name=str(path)))
+
+
+def test_a_column_has_one_meaning():
+    with pytest.raises(ValueError, match="'answer' is named twice"):
+        Records.model_validate({"name": "a.jsonl", "columns": {"prompt": "answer"}})
+
+
+@pytest.mark.parametrize("value", [True, 2, 0.5, "x"])
+def test_records_are_chosen_by_values_of_any_kind(tmp_path: Path, value: Any):
+    rows = [row | {"old": value if k < 2 else None} for k, row in enumerate(FACTS)]
+    records = Records(name=str(tiny_llama.write_jsonl(tmp_path / "facts.jsonl", rows)))
+    split = TextSplit.model_validate({"forget": {"column": "old", "values": [value]}})
+    sets = make_sets(TextData(records=records), split, 0)
+    assert [record.values["person"] for record in sets.forget] == ["Ada", "Bob"]
 
 
 def test_parquet_with_bytes_that_are_no_text_is_refused(tmp_path: Path):
@@ -275,6 +299,14 @@ def test_a_broken_file_of_a_model_is_one_line(
     broken = changed(folder, tmp_path / "model")
     (broken / file).write_bytes(content)
     assert "transformers cannot open the" in refused(broken, tmp_path)
+
+
+def test_a_model_with_nan_is_told_before_any_training(folder: Path, tmp_path: Path):
+    own = changed(folder, tmp_path / "model")
+    tensors = load_file(own / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, own / "model.safetensors", {"format": "pt"})
+    assert "tensor 'model.norm.weight' has NaN" in refused(own, tmp_path)
 
 
 def test_code_of_a_folder_never_runs(folder: Path, tmp_path: Path):

@@ -23,6 +23,14 @@ class Columns(Strict):
     wrong: str = "wrong"
     """A list of wrong answers of the same kind; the truth ratio needs it."""
 
+    @model_validator(mode="after")
+    def _different(self) -> Columns:
+        names = [self.text, self.prompt, self.answer, self.wrong]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is named twice; wanted a column of its own for each")
+        return self
+
 
 class Records(Strict):
     """Documents, or prompts with answers.
@@ -58,7 +66,7 @@ class Part(Strict):
     """With `fraction`: the column whose values are drawn; records with one value stay together."""
     column: str | None = None
     """The column that decides."""
-    values: Annotated[tuple[str | int, ...], Field(min_length=1)] | None = None
+    values: Annotated[tuple[str | bool | int | float, ...], Field(min_length=1)] | None = None
     """The values of the column."""
 
     @model_validator(mode="after")

@@ -80,6 +80,12 @@ class TextScenario(DataScenario):
         if self.settings.harness is not None:
             check_tasks(self.settings.harness)
         network = self.model()
+        for name, weight in network.named_parameters():
+            if not weight.isfinite().all():
+                raise OptionError(
+                    f"model.name {quoted(self.folder.name)}: tensor {quoted(name)} has NaN or "
+                    "infinite values; wanted numbers"
+                )
         length = getattr(network.config, "max_position_embeddings", None)
         if length is not None and self.settings.tokens.length > length:
             raise OptionError(

@@ -312,6 +312,16 @@ def patch_cases() -> None:
     damaged("with-nested-json", lambda m: m.update(members="[" * 100_000), "damaged")
     for key, value in {"options": "[]", "members": "5", "n": '"x"', "kept": "{}"}.items():
         damaged(f"with-{key}-{value}", lambda m, k=key, v=value: m.update({k: v}), "damaged", key)
+    for value in (
+        "[]", "0.5", '"x"', "NaN", '{"pairs":4}', '{"pairs":4,"agreeing":5}',
+        '{"pairs":4,"agreeing":-1}', '{"pairs":0,"agreeing":0}', '{"pairs":4.5,"agreeing":1}',
+        '{"pairs":true,"agreeing":true}', '{"pairs":"4","agreeing":"1"}',
+        '{"pairs":1e999,"agreeing":1}', '{"pairs":4,"agreeing":NaN}',
+    ):  # fmt: skip
+        damaged(f"with-agreement-{value}", lambda m, v=value: m.update(agreement=v), "damaged")
+    for value in ("1e999", "-1", "2", "true", '"x"'):
+        text = '[{"name":"a","fingerprint":"b","sole_dissent":' + value + "}]"
+        damaged(f"with-dissent-{value}", lambda m, t=text: m.update(members=t), "damaged")
     damaged("with-members-of-numbers", lambda m: m.update(members="[5]"), "damaged", "members")
     damaged("with-a-bad-row", row(["F32", [4, 6], "sparse", -1]), BLOCK, "damaged")
     damaged("with-a-wrong-shape", row(["F32", [99, 6], "sparse", 5]), BLOCK, "as listed")
@@ -421,6 +431,17 @@ def adapter_cases() -> None:
         refused(f"with-rank-{value!a}", adapter_with(r=value), "r: got", "wanted a number above 0")
         refused(f"with-alpha-{value!a}", adapter_with(lora_alpha=value), "lora_alpha: got")
     refused("of-another-rank", adapter_with(r=3), "blocks.0", "wanted rank 3")
+    for field in ("use_rslora", "fan_in_fan_out"):
+        refused(f"with-a-text-for-{field}", adapter_with(**{field: "true"}), field, "true or false")
+    for field in ("rank_pattern", "alpha_pattern"):
+        refused(f"with-a-list-for-{field}", adapter_with(**{field: ["a"]}), field, "an object")
+    for kind, pattern in {
+        "broken": "(",
+        "huge": "x{99999999999}",
+        "deep": "(" * 5000 + ")" * 5000,
+    }.items():
+        given = adapter_with(rank_pattern={pattern: 2})
+        refused(f"with-a-{kind}-pattern", given, "rank_pattern", "is no pattern of names")
     stem = "base_model.model.blocks.0"
     pair = lora()
     half = {f"{stem}.lora_A.weight": pair[f"{stem}.lora_A.weight"]}
@@ -429,6 +450,8 @@ def adapter_cases() -> None:
     refused("with-magnitudes", adapter_with(vector), "lora_magnitude_vector", "plain LoRA")
     whole = {name: ("I64", values) for name, (_, values) in pair.items()}
     refused("of-integers", adapter_with(whole), "I64", "F32")
+    twice = pair | {"blocks.0.lora_A.weight": ("F32", np.ones((2, 2)))}
+    refused("with-a-second-a", adapter_with(twice), "blocks.0.lora_A", "a second time")
 
     def without_weights(folder: Path) -> None:
         adapter_with()(folder)
@@ -445,6 +468,23 @@ def adapter_cases() -> None:
         base_model_name_or_path="other/base",
     )
     member("of-another-base", named, "'layers.9.weight'", "no such tensor", "'other/base'")
+    both = {
+        f"base_model.model.{start}blocks.0.lora_{part}.weight": ("F32", np.ones(shape))
+        for start in ("model.", "")
+        for part, shape in {"A": (2, 6), "B": (4, 2)}.items()
+    }
+    member("with-two-names-for-a-tensor", adapter_with(both), "'model.blocks.0.weight'", "no such")
+    broken = {
+        f"{stem}.lora_{part}.weight": ("F32", np.full(shape, value))
+        for part, shape, value in (("A", (2, 6), np.nan), ("B", (4, 2), 1.0))
+    }
+    member("with-nan", adapter_with(broken), "blocks.0.weight", "NaN")
+    case(
+        "adapter-of-a-huge-rank",
+        "adapter patch.safetensors --rank 99999999999 --negate 1 -o out/new",
+        "rank: got 99999999999",
+        "wanted a whole number from 1 to 4",
+    )
 
 
 def folder_cases() -> None:

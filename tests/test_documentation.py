@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from negmerge.runs.recipe import Recipe, load_recipe
+from negmerge.text.documents import load_records
 from running import negmerge
 
 ROOT = Path(__file__).parents[1]
@@ -162,6 +165,24 @@ def test_a_path_that_does_not_exist_would_be_found():
     assert is_path("src/negmerge/none")
     assert not is_path("scores.json")
     assert not is_path("runs/demo")
+
+
+def test_records_and_recipe_of_the_page_about_texts_fit_together(tmp_path: Path):
+    text = (ROOT / "docs" / "text.md").read_text()
+    blocks = [
+        re.sub(r"^    ", "", block, flags=re.MULTILINE)
+        for block in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    ]
+    lines, recipe = blocks[0], Recipe.model_validate(yaml.safe_load(blocks[1]))
+    (tmp_path / "facts.jsonl").write_text(lines)
+    changes = re.findall(r"--set (?:'(.+?)'|(\S+))", text)
+    short = load_recipe("text_records", [one or other for one, other in changes])
+    for data in (recipe.settings.data.records, short.settings.data.records):
+        records = load_records(data.model_copy(update={"name": str(tmp_path / data.name)}))
+        assert [record.prompt is None for record in records] == [False, True]
+        assert [record.values["author"] for record in records] == ["A", "B"]
+    assert short.settings.split.forget == recipe.settings.split.forget
+    assert short.settings.split.holdout is None
 
 
 def test_the_page_of_recipe_fields_is_that_of_the_source():

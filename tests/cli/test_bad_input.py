@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from hostile import (
     SHAPES,
     Case,
     Model,
+    adapter_with,
     copied,
     edited,
     encoded,
@@ -44,6 +46,7 @@ from hostile import (
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.cli import main
 from negmerge.errors import FileError
+from negmerge.support.bounds import bounded
 from negmerge.support.progress import Quiet
 
 Snapshot = dict[str, bytes | str]
@@ -192,6 +195,16 @@ def in_a_process(*command: str, timeout: float = PATIENCE) -> Ended:
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_an_endless_pattern_of_names_is_stopped(
+    folder: Path, run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = {f"{'a' * 60}.lora_{part}.weight": ("F32", np.ones((2, 2))) for part in "AB"}
+    adapter_with(matrices, rank_pattern={"(a|a)*!": 2})(folder)
+    monkeypatch.setattr("negmerge.checkpoints.adapter.bounded", partial(bounded, 0.2))
+    check_refused(run("inspect bad"), ("rank_pattern", "TimeoutError: takes longer than 0.2 s"))
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 1  # the timer of before runs on
 
 
 def test_an_endless_shape_takes_no_time(folder: Path) -> None:

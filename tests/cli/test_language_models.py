@@ -238,8 +238,9 @@ def llava(seed: int = 0) -> LlavaForConditionalGeneration:
     return LlavaForConditionalGeneration(config).eval()
 
 
+@pytest.mark.parametrize("left_out", ["vision", None])
 @pytest.mark.parametrize("make", [clip, llava])
-def test_models_of_images_and_text(tmp_path, make):
+def test_models_of_images_and_text(tmp_path, make, left_out):
     make().save_pretrained(tmp_path / "base")
     for k in range(3):
         model, other = make(), make(k + 1).state_dict()
@@ -247,19 +248,23 @@ def test_models_of_images_and_text(tmp_path, make):
             if value.is_floating_point():
                 value += 0.1 * other[name]
         model.save_pretrained(tmp_path / f"m{k}")
-    given = ["--exclude", "*vision*"]
+    given = [] if left_out is None else ["--exclude", f"*{left_out}*"]
     pool = [f"m{k}" for k in range(3)]
     negmerge(tmp_path, "merge", "base", *pool, *given, "-o", "p.safetensors")
     found = json.loads(negmerge(tmp_path, "inspect", "p.safetensors", "--json")[0])
     assert found["nonzero"]
-    assert all("vision" not in name for name in found["tensors"])
+    towers = {
+        part for part in ("vision", "text", "language") for n in found["tensors"] if part in n
+    }
+    assert ("vision" in towers) == (left_out is None)
+    assert towers & {"text", "language"}
     assert json.loads(negmerge(tmp_path, "inspect", "base", "--json")[0])["kind"] == "checkpoint"
     negmerge(tmp_path, "apply", "base", "p.safetensors", "--negate", "0.5", "-o", "out")
     before, after = make().state_dict(), type(make()).from_pretrained(tmp_path / "out").state_dict()
     assert before.keys() == after.keys()
     for name, value in before.items():
         if value.is_floating_point() and value.ndim == 2:
-            assert torch.equal(value, after[name]) == ("vision" in name), name
+            assert torch.equal(value, after[name]) == ("vision" in name and bool(left_out)), name
 
 
 def test_an_adapter_of_a_model_of_images_and_text(tmp_path):

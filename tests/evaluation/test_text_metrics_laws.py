@@ -318,7 +318,7 @@ def test_rouge_is_the_longest_common_subsequence_of_stems(answer, written):
 
 def test_the_perplexity_may_grow_by_a_twentieth():
     rows = [
-        {"scale": s, "exact_forget": f, "perplexity_retain": p}
+        {"scale": s, "probability_forget": f, "perplexity_retain": p}
         for s, f, p in ((0.0, 100.0, 9.5), (0.5, 60.0, 9.9), (1.0, 20.0, 10.0), (2.0, 0.0, 10.1))
     ]
     criterion = criteria.get("keep_perplexity")

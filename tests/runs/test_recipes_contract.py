@@ -136,7 +136,8 @@ def test_a_criterion_of_other_metrics_is_told_before_any_work():
     with pytest.raises(NegMergeError) as caught:
         check_measured(recipe, recipe.make_scenario())
     assert str(caught.value).startswith(
-        "search.criterion: keep_perplexity reads exact_forget, which scenario classify does not"
+        "search.criterion: keep_perplexity reads probability_forget, which scenario classify does "
+        "not"
     )
     usual = load_recipe("demo")
     check_measured(usual, usual.make_scenario())

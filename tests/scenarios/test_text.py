@@ -13,6 +13,7 @@ import yaml
 
 import tiny_llama
 from negmerge.errors import NegMergeError, OptionError
+from negmerge.evaluation.search import read_rows
 from negmerge.reports.page import report
 from negmerge.runs.pipeline import run
 from negmerge.runs.recipe import Recipe, load_recipe
@@ -167,6 +168,32 @@ def test_a_whole_run_forgets_and_transformers_opens_the_result(
     assert "Where does &lt;b&gt;Ada live?" in section
     assert "In a red house." in section
     assert "is damaged" not in page
+
+
+def test_documents_are_forgotten_while_the_loss_of_the_others_is_kept(
+    folder: Path, files: Path, tmp_path: Path
+):
+    rows = [row | {"animal": row["text"].split()[4]} for row in tiny_llama.STORIES]
+    documents = tiny_llama.write_jsonl(tmp_path / "documents.jsonl", rows)
+    changes = {
+        "data": {"records": str(documents)},
+        "split": {"forget": {"column": "animal", "values": ["dog"]}},
+        "methods": ["uniform"],
+        "retrain": None,
+    }
+    for criterion, metric, limit in (
+        (None, "loss_retain", lambda value: value + 0.0513),
+        ("keep_perplexity", "perplexity_retain", lambda value: value / 0.95),
+    ):
+        own = tree(folder, files, **changes) | {"search": {"criterion": criterion}}
+        store = run(Recipe.model_validate(own), tmp_path / "run")
+        scale = json.loads(store.scores.read_text())["methods"][0]["scale"]
+        sweep = {row["scale"]: row for row in read_rows(store.sweep("uniform"))}
+        zero, chosen = sweep[0.0], sweep[scale]
+        assert zero["exact_retain"] == 0
+        assert chosen["probability_forget"] < zero["probability_forget"]
+        assert chosen[metric] <= limit(zero[metric])
+        assert any(row[metric] > limit(zero[metric]) for row in sweep.values())
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

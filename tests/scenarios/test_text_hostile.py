@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny_llama
 from negmerge.errors import NegMergeError
-from negmerge.runs.recipe import Recipe
+from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.scenarios.text.harness import check_tasks
 from negmerge.scenarios.text.models import ModelFolder
 from negmerge.scenarios.text.observing import greedy
 from negmerge.scenarios.text.settings import Harness, TextSettings
+from negmerge.support.bounds import bounded
 from negmerge.text.documents import Record, load_records
 from negmerge.text.encoding import Encoder, Sample
 from negmerge.text.sets import make_sets
@@ -79,12 +82,35 @@ def test_wrong_answers_of_other_types_are_refused(tmp_path: Path, wrong: Any):
         load_records(Records(name=str(path)))
 
 
+@pytest.mark.parametrize(("character", "name"), [("\ud800", "surrogate"), ("\0", "NUL")])
 @pytest.mark.parametrize("column", ["prompt", "answer", "wrong"])
-def test_a_surrogate_is_refused(tmp_path: Path, column: str):
+def test_what_is_no_character_is_refused(tmp_path: Path, column: str, character: str, name: str):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"prompt": "a", "answer": "b", "wrong": "c"} | {column: "\ud800"}))
-    with pytest.raises(NegMergeError, match=f"line 1: '{column}' has a surrogate"):
+    row = {"prompt": "a", "answer": "b", "wrong": "c"} | {column: f"d{character}"}
+    path.write_text(json.dumps(row))
+    with pytest.raises(NegMergeError, match=f"line 1: '{column}' has a {name}"):
         load_records(Records(name=str(path)))
+
+
+def test_a_missing_answer_is_called_empty(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "answer": None}))
+    with pytest.raises(NegMergeError, match="line 1: 'answer' is empty; remove the record"):
+        load_records(Records(name=str(path)))
+
+
+def test_a_column_has_one_meaning():
+    with pytest.raises(ValueError, match="'answer' is named twice"):
+        Records.model_validate({"name": "a.jsonl", "columns": {"prompt": "answer"}})
+
+
+@pytest.mark.parametrize("value", [True, 2, 0.5, "x"])
+def test_records_are_chosen_by_values_of_any_kind(tmp_path: Path, value: Any):
+    rows = [row | {"old": value if k < 2 else None} for k, row in enumerate(FACTS)]
+    records = Records(name=str(tiny_llama.write_jsonl(tmp_path / "facts.jsonl", rows)))
+    split = TextSplit.model_validate({"forget": {"column": "old", "values": [value]}})
+    sets = make_sets(TextData(records=records), split, 0)
+    assert [record.values["person"] for record in sets.forget] == ["Ada", "Bob"]
 
 
 def test_parquet_with_bytes_that_are_no_text_is_refused(tmp_path: Path):
@@ -165,6 +191,24 @@ def test_the_date_of_a_chat_template_is_the_same_every_day(folder: Path):
     assert tokenizer.decode(sample.ids) == "10 Apr 2025<user>a<assistant>b</s>\n"
 
 
+ENDLESS = {
+    "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set own = namespace(x='a' * 999) %}{% for _ in range(60) %}"
+    "{% set own.x = own.x ~ own.x %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize(("kind", "message"), [("time", "TimeoutError"), ("memory", "MemoryError")])
+def test_a_chat_template_without_end_is_stopped(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, message: str
+):
+    own = changed(folder, tmp_path / "model")
+    (own / "chat_template.jinja").write_text(ENDLESS[kind] + CHAT)
+    monkeypatch.setattr("negmerge.text.encoding.bounded", partial(bounded, 0.5, 1 << 26))
+    found = refused(own, tmp_path, tokens={"template": "chat", "length": 64})
+    assert found.startswith(f"forget, record 1: the chat template fails: {message}")
+
+
 def test_a_chat_template_with_another_date_is_another_run(folder: Path, tmp_path: Path):
     own = changed(folder, tmp_path / "model")
     (own / "chat_template.jinja").write_text(CHAT)
@@ -172,6 +216,42 @@ def test_a_chat_template_with_another_date_is_another_run(folder: Path, tmp_path
     today = scenario.identity
     scenario.encoded["forget"][0].ids[1] += 1
     assert scenario.identity != today
+
+
+LLAMA = (
+    "{% set system = '' %}{% if messages[0].role == 'system' %}"
+    "{% set system = messages[0].content | trim %}{% set messages = messages[1:] %}{% endif %}"
+    "[{{ date_string }}]{{ system }}" + CHAT
+)
+
+
+def test_a_system_message_comes_before_the_prompt(folder: Path):
+    tokenizer = ModelFolder(str(folder)).tokenizer()
+    tokenizer.chat_template = LLAMA
+    tokens = load_recipe("tofu_forget01").settings.tokens
+    sample = Encoder(tokenizer, tokens, "tiny").sample(Record("a", "b"), "x")
+    begin = "[10 Apr 2025]You are a helpful assistant.<user>a<assistant>"
+    assert tokenizer.decode(sample.ids[: sample.first]) == begin
+    assert tokenizer.decode(sample.answer) == "b</s>\n"
+
+
+def test_a_system_message_that_would_not_be_written_is_an_error(folder: Path, tmp_path: Path):
+    own = changed(folder, tmp_path / "model")
+    (own / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokens = {"template": "chat", "length": 64}
+    check(own, tmp_path, tokens=tokens)
+    message = refused(own, tmp_path, tokens=tokens | {"system": "Be kind."})
+    assert message.startswith("tokens.system: the chat template of")
+    for other in ({"system": "Be kind."}, {"template": "chat", "system": " "}):
+        with pytest.raises(ValueError, match=r"system: got .*; wanted a text, and only with"):
+            Tokens.model_validate(other)
+
+
+def test_a_recipe_without_a_system_message_has_the_identity_of_before(folder: Path, tmp_path: Path):
+    assert check(folder, tmp_path).identity[2] == {"template": "{prompt} {answer}", "length": 64}
 
 
 def test_long_documents_do_not_warn(folder: Path, caplog: pytest.LogCaptureFixture):
@@ -219,6 +299,14 @@ def test_a_broken_file_of_a_model_is_one_line(
     broken = changed(folder, tmp_path / "model")
     (broken / file).write_bytes(content)
     assert "transformers cannot open the" in refused(broken, tmp_path)
+
+
+def test_a_model_with_nan_is_told_before_any_training(folder: Path, tmp_path: Path):
+    own = changed(folder, tmp_path / "model")
+    tensors = load_file(own / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, own / "model.safetensors", {"format": "pt"})
+    assert "tensor 'model.norm.weight' has NaN" in refused(own, tmp_path)
 
 
 def test_code_of_a_folder_never_runs(folder: Path, tmp_path: Path):

@@ -193,7 +193,8 @@ def find_names(
     wanted = list(names)
     for rename in _renamings(wanted[0], base) if wanted else ():
         found = {name: rename(name) for name in wanted}
-        if all(name in base.tensors for name in found.values()):
+        meant = {*found.values()}
+        if meant <= base.tensors.keys() and len(meant) == len(found):  # no two names for one tensor
             return found
     missing = next((name for name in wanted if name not in base.tensors), None)
     if missing is None:

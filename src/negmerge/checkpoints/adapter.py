@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from negmerge.checkpoints.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, path_within
 from negmerge.checkpoints.dtypes import FLOATS
 from negmerge.checkpoints.header import MAX_HEADER, TensorInfo
-from negmerge.errors import FileError, quoted
+from negmerge.errors import FileError, one_line, quoted
+from negmerge.support.bounds import bounded
 from negmerge.support.reading import open_regular, parse_json, read_bytes
 
 CONFIG_FILE = "adapter_config.json"
@@ -30,6 +31,10 @@ OTHER_FORMS = (
     "monteclora_config",
 )  # fmt: skip
 """Fields of a configuration that make the change of a weight something else than s·BA."""
+FLAGS = ("use_rslora", "fan_in_fan_out")
+"""Fields that must be true or false."""
+PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}
+"""The fields with the ranks and alphas of single modules, by the field for all others."""
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that also change the weights of the base."""
 REMEDY = (
@@ -130,6 +135,11 @@ class Adapter(Checkpoint):
                     f"{place}: {field}: got {quoted(config[field], 40)}, wanted a plain LoRA "
                     f"without it; {REMEDY}"
                 )
+        for field in (*FLAGS, *PATTERNS.values()):
+            kind, wanted = (bool, "true or false") if field in FLAGS else (dict, "an object")
+            if config.get(field) is not None and not isinstance(config[field], kind):
+                got = quoted(config[field], 40)
+                raise FileError(f"{place}: {field}: got {got}, wanted {wanted}")
         start = config.get("init_lora_weights")
         if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
             raise FileError(
@@ -148,14 +158,21 @@ class Adapter(Checkpoint):
                 )
             name = key.removeprefix(PREFIX)
             if match := _FACTOR.fullmatch(name):
-                pairs.setdefault(match[1], {})[match[2]] = info
-            elif "lora_" in name:
+                known, part = pairs.setdefault(match[1], {}), match[2]
+            else:
+                known, part = full, name.replace(".base_layer.", ".")
+                part = part.replace(".modules_to_save.", ".")
+            if "lora_" in name and not match:
                 raise FileError(
                     f"{self.path} {quoted(key)}: wanted lora_A and lora_B only, as of a plain "
                     f"LoRA; {REMEDY}"
                 )
-            else:
-                full[name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = info
+            if part in known:
+                raise FileError(
+                    f"{self.path} {quoted(key)}: is there a second time, as "
+                    f"{quoted(known[part].name)}; remove one of them"
+                )
+            known[part] = info
         return {module: self._low_rank(module, pair) for module, pair in pairs.items()}, full
 
     def _low_rank(self, module: str, pair: Mapping[str, TensorInfo]) -> LowRank:
@@ -175,18 +192,27 @@ class Adapter(Checkpoint):
 
     def _number(self, field: str, module: str) -> float:
         """Return the rank or alpha of a module, as peft finds it."""
-        patterns = self.config.get({"r": "rank_pattern", "lora_alpha": "alpha_pattern"}[field])
         value: Any = self.config.get(field)
-        for pattern, own in cast("dict[str, Any]", patterns or {}).items():
-            try:
-                fits = re.match(rf"(.*\.)?({pattern})$", module)
-            except re.error:
-                fits = None
-            if fits:
-                value = own
-                break
+        patterns: dict[str, Any] = self.config.get(PATTERNS[field]) or {}
+        if patterns and (found := self._first_fitting(patterns, module, PATTERNS[field])):
+            value = patterns[found]
         if type(value) not in (int, float) or not 0 < value < float("inf"):
             raise FileError(
                 f"{self.path / CONFIG_FILE}: {field}: got {quoted(value)}, wanted a number above 0"
             )
         return value
+
+    def _first_fitting(self, patterns: Iterable[str], module: str, field: str) -> str | None:
+        """Return the first pattern that fits the end of a name, or None."""
+        pattern = ""
+        try:
+            with bounded():
+                for pattern in patterns:
+                    if re.match(rf"(.*\.)?({pattern})$", module):
+                        return pattern
+        except (re.error, RecursionError, OverflowError, MemoryError, TimeoutError) as error:
+            raise FileError(
+                f"{self.path / CONFIG_FILE}: {field}: {quoted(pattern, 40)} is no pattern of "
+                f"names: {one_line(error)}"
+            ) from None
+        return None

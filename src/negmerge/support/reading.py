@@ -13,6 +13,7 @@ import json
 import os
 import stat
 from collections import Counter
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def parse_json_value(raw: bytes | str, where: object, what: str, *, infinite: bo
         found = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{where}: {what} is not valid JSON ({str(error)[:80]})") from error
-    _check_plain(found, f"{where}: {what} is not valid JSON")
+    _check_plain(found, f"{where}: {what} is not valid JSON", infinite)
     return found
 
 
@@ -216,7 +217,7 @@ def parse_yaml(text: str, where: str) -> Any:
     except Exception as error:  # a tag on a value of another type: KeyError, IndexError, …
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise FileError(f"{where}: not YAML: {why}") from None
-    _check_plain(found, f"{where}: not a plain value")
+    _check_plain(found, f"{where}: not a plain value", infinite=True)
     return found
 
 
@@ -272,7 +273,7 @@ def _check_text(node: Any, where: str) -> None:
 # -------------------------------------------------------------------------------------------- both
 
 
-def _check_plain(tree: Any, where: str) -> None:
+def _check_plain(tree: Any, where: str, infinite: bool) -> None:
     """Raise for other types than those of JSON, deep nesting, and huge numbers."""
     level = [tree]
     for _ in range(MAX_DEPTH):
@@ -285,7 +286,10 @@ def _check_plain(tree: Any, where: str) -> None:
             elif isinstance(value, int):
                 if abs(value) > MAX_NUMBER:
                     raise FileError(f"{where}: a number of more than 40 digits")
-            elif not isinstance(value, str | float | None):
+            elif isinstance(value, float):
+                if not (infinite or isfinite(value)):  # such as 1e999
+                    raise FileError(f"{where}: a number too large for float64")
+            elif not isinstance(value, str | None):
                 raise FileError(f"{where}: a {type(value).__name__}; put it in quotes")
         if not below:
             return

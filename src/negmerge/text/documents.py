@@ -137,6 +137,8 @@ def _record(place: str, row: Row, columns: Columns) -> Record:
     own = {columns.text, columns.prompt, columns.answer, columns.wrong}
     values = {name: value for name, value in row.items() if name not in own}
     if row.get(columns.answer) is None:
+        if columns.answer in row and row.get(columns.text) is None:
+            raise FileError(f"{place}: {quoted(columns.answer)} is empty; remove the record")
         text = _text(place, row, columns.text, f" or {quoted(columns.answer)}")
         return Record(None, text, (), values)
     prompt = _text(place, row, columns.prompt)
@@ -146,7 +148,7 @@ def _record(place: str, row: Row, columns: Columns) -> Record:
     for text in given:
         if not isinstance(text, str) or not text.strip():
             raise FileError(f"{place}: {quoted(columns.wrong)} has {quoted(text)}; wanted texts")
-        _check_unicode(place, text, columns.wrong)
+        _check_characters(place, text, columns.wrong)
         if text.strip() == answer.strip():
             raise FileError(f"{place}: the right answer {quoted(text)} is among the wrong ones")
     return Record(prompt, answer, tuple(given), values)
@@ -164,15 +166,15 @@ def _text(place: str, row: Row, column: str, other: str = "") -> str:
         raise FileError(f"{place}: {quoted(column)} is a {type(value).__name__}; wanted a text")
     if not value.strip():
         raise FileError(f"{place}: {quoted(column)} is empty; remove the record")
-    _check_unicode(place, value, column)
+    _check_characters(place, value, column)
     return value
 
 
-def _check_unicode(place: str, text: str, column: str) -> None:
-    """Raise for a surrogate, which JSON can write and no tokenizer reads."""
+def _check_characters(place: str, text: str, column: str) -> None:
+    """Raise for a surrogate or a NUL, which JSON can write and tokenizers cannot read."""
     try:
-        text.encode()
+        kind = "NUL character" if b"\0" in text.encode() else ""
     except UnicodeEncodeError:
-        raise FileError(
-            f"{place}: {quoted(column)} has a surrogate, which is no character; remove it"
-        ) from None
+        kind = "surrogate, which is no character"
+    if kind:
+        raise FileError(f"{place}: {quoted(column)} has a {kind}; remove it")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import OptionError, one_line, quoted
+from negmerge.support.bounds import bounded
 from negmerge.text.documents import Record
 from negmerge.text.settings import Tokens
 
@@ -112,14 +113,22 @@ class Encoder:
             before = self.tokens.template.removesuffix("{answer}")
             begin = before.replace("{prompt}", record.prompt or "")
             return begin + record.answer, len(begin)
-        asked = [{"role": "user", "content": record.prompt}]
+        system = self.tokens.system
+        asked = [] if system is None else [{"role": "system", "content": system}]
+        asked += [{"role": "user", "content": record.prompt}]
         told = [*asked, {"role": "assistant", "content": record.answer}]
         make = self.tokenizer.apply_chat_template
         try:
-            begin = make(asked, tokenize=False, add_generation_prompt=True, date_string=TODAY)
-            text = make(told, tokenize=False, date_string=TODAY)
+            with bounded():
+                begin = make(asked, tokenize=False, add_generation_prompt=True, date_string=TODAY)
+                text = make(told, tokenize=False, date_string=TODAY)
         except Exception as error:  # a template may raise anything
             raise OptionError(f"{where}: the chat template fails: {one_line(error)}") from None
+        if system is not None and system.strip() not in begin:
+            raise OptionError(
+                f"tokens.system: the chat template of {quoted(self.name)} does not write it; "
+                "remove it, or give tokens.template as a text that has it"
+            )
         if not text.startswith(begin) or record.answer.strip() not in text[len(begin) :]:
             raise OptionError(
                 f"{where}: the chat template of {quoted(self.name)} does not continue the prompt "

@@ -23,6 +23,14 @@ class Columns(Strict):
     wrong: str = "wrong"
     """A list of wrong answers of the same kind; the truth ratio needs it."""
 
+    @model_validator(mode="after")
+    def _different(self) -> Columns:
+        names = [self.text, self.prompt, self.answer, self.wrong]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is named twice; wanted a column of its own for each")
+        return self
+
 
 class Records(Strict):
     """Documents, or prompts with answers.
@@ -58,7 +66,7 @@ class Part(Strict):
     """With `fraction`: the column whose values are drawn; records with one value stay together."""
     column: str | None = None
     """The column that decides."""
-    values: Annotated[tuple[str | int, ...], Field(min_length=1)] | None = None
+    values: Annotated[tuple[str | bool | int | float, ...], Field(min_length=1)] | None = None
     """The values of the column."""
 
     @model_validator(mode="after")
@@ -118,6 +126,8 @@ class Tokens(Strict):
 
     template: str = "{prompt} {answer}"
     """The text of a record with an answer, or `chat` for the chat template of the model."""
+    system: str | None = None
+    """With `chat`: the system message before the prompt. None: what the chat template writes."""
     length: Annotated[int, Field(ge=8, le=1 << 20)] = 256
     """The largest number of tokens of a sample. Longer documents are cut into several samples; a
     longer prompt with its answer is an error."""
@@ -129,5 +139,10 @@ class Tokens(Strict):
             raise ValueError(
                 f"template: got {self.template!r}; wanted chat, or a text with {{prompt}} once "
                 "that ends with {answer}"
+            )
+        if self.system is not None and (self.template != "chat" or not self.system.strip()):
+            raise ValueError(
+                f"system: got {self.system!r}; wanted a text, and only with template: chat; remove "
+                "it, or write it into template"
             )
         return self

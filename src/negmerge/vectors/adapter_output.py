@@ -74,8 +74,12 @@ def save_adapter(
         base_name: the name of the base for `adapter_config.json`, such as a Hub id.
     """
     tau = vector if isinstance(vector, TaskVector) else TaskVector.load(vector)
-    if rank < 1:
-        raise OptionError(f"rank: got {rank}, wanted a whole number above 0")
+    largest = max((min(e.shape) for e in tau.entries.values() if len(e.shape) == 2), default=1)
+    if not 1 <= rank <= max(largest, 1):
+        raise OptionError(
+            f"rank: got {rank}, wanted a whole number from 1 to {max(largest, 1)}, the largest "
+            "rank of a matrix of the patch"
+        )
     turned = any(".c_attn." in f".{name}" for name in tau.entries)
     tensors: dict[str, NDArray[np.float32]] = {}
     modules: list[str] = []

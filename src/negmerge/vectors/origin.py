@@ -115,12 +115,17 @@ def _is_member(value: dict[str, Any]) -> bool:
     return (
         value.keys() <= {"name", "fingerprint", "sole_dissent"}
         and _is_list([value.get("name"), value.get("fingerprint")], str)
-        and isinstance(value.get("sole_dissent", 0), int | float)
+        and type(share := value.get("sole_dissent", 0)) in (int, float)
+        and 0 <= share <= 1
     )
 
 
 def _is_agreement(value: dict[str, Any]) -> bool:
-    return value.keys() == {"pairs", "agreeing"} and 0 <= value["agreeing"] <= value["pairs"] > 0
+    return (
+        value.keys() == {"pairs", "agreeing"}
+        and all(type(count) is int for count in value.values())
+        and 0 <= value["agreeing"] <= value["pairs"] > 0
+    )
 
 
 def _is_rounding(value: dict[str, Any]) -> bool:

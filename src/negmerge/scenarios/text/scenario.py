@@ -80,6 +80,12 @@ class TextScenario(DataScenario):
         if self.settings.harness is not None:
             check_tasks(self.settings.harness)
         network = self.model()
+        for name, weight in network.named_parameters():
+            if not weight.isfinite().all():
+                raise OptionError(
+                    f"model.name {quoted(self.folder.name)}: tensor {quoted(name)} has NaN or "
+                    "infinite values; wanted numbers"
+                )
         length = getattr(network.config, "max_position_embeddings", None)
         if length is not None and self.settings.tokens.length > length:
             raise OptionError(
@@ -191,7 +197,7 @@ class TextScenario(DataScenario):
 
     @property
     def identity(self) -> list[Any]:
-        tokens = self.settings.tokens.model_dump(mode="json")
+        tokens = self.settings.tokens.model_dump(mode="json", exclude_none=True)
         found = [self.folder.fingerprint, self.sets.fingerprint, tokens]
         if self.settings.tokens.template == "chat":  # a template may write the date of today
             found.append(identity([one.ids.tolist() for one in self.encoded["forget"]]))

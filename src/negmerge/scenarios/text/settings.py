@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import log
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from negmerge.errors import OptionError
-from negmerge.evaluation.criteria import Criterion, nearest_to_reference
+from negmerge.evaluation.criteria import KEPT, Criterion, Reference, Row, nearest_to_reference
 from negmerge.evaluation.metrics import Metric, metric_of
 from negmerge.scenarios.settings import (
     Description,
@@ -84,6 +86,34 @@ class Harness(Strict):
     """The largest number of samples of each task."""
 
 
+def keep_loss_of_documents(exact: Criterion) -> Criterion:
+    """Return `keep_retain` for texts: it keeps the loss where the original answers nothing exactly.
+
+    Documents have no exact answers, and every λ would keep 95 % of none. There the mean loss of the
+    retain set may grow as much as the perplexity may by `keep_perplexity`.
+
+    Args:
+        exact: the criterion for an original that gives exact answers.
+    """
+    growth = -log(KEPT)
+
+    def loss(row: Row, zero: Row, reference: Reference) -> float | None:
+        if zero["exact_retain"] > 0:
+            return exact.loss(row, zero, reference)
+        allowed = row["loss_retain"] <= zero["loss_retain"] + growth + 1e-9
+        return row["probability_forget"] if allowed else None
+
+    def aim(metric: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
+        if zero["exact_retain"] > 0:
+            return exact.aim(metric, zero, reference)
+        limit = zero["loss_retain"] + growth
+        return (limit, f"at most {limit:.4g}") if metric == "loss_retain" else None
+
+    summary = f"{exact.summary}; if that is 0, with a loss_retain at most {growth:.2g} higher"
+    reads = (*exact.reads, "loss_retain")
+    return replace(exact, summary=summary, loss=loss, aim=aim, reads=reads)
+
+
 class TextSettings(ScenarioSettings):
     """The fields of a recipe with `scenario: text`.
 
@@ -98,7 +128,7 @@ class TextSettings(ScenarioSettings):
     order = (
         "exact_retain", "exact_forget", "auc_loss", "perplexity_general", "forget_quality",
         "utility", "exact_holdout", "auc_mink", "probability_forget", "loss_retain", "loss_forget",
-        "loss_holdout",
+        "loss_holdout", "perplexity_retain",
         "rouge_forget", "rouge_retain", "extraction_forget", "memorised_forget",
         "memorised_retain", "truth_ratio_forget", "truth_ratio_retain", "tpr_loss",
     )  # fmt: skip
@@ -180,7 +210,8 @@ class TextSettings(ScenarioSettings):
         """The criteria of all scenarios; `oracle` reads the metrics of texts in Avg. Gap."""
         if name == "oracle":
             return nearest_to_reference(("exact_retain", "exact_forget", "auc_loss"))
-        return super().criterion(name)
+        found = super().criterion(name)
+        return keep_loss_of_documents(found) if name == "keep_retain" else found
 
     def check_criterion(self, criterion: Criterion) -> None:
         """Raise if the criterion needs what the recipe does not have."""

@@ -1,0 +1,64 @@
+"""Limits for programs inside files of others: patterns of names, templates of chats.
+
+Such a program may never end, or ask for all memory. Both must be one line of error, not a machine
+that hangs.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+SECONDS = 10.0
+MEMORY = 1 << 30
+"""The bytes that a block may take beside those that the process has already."""
+
+
+@contextmanager
+def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
+    """Raise `TimeoutError` or `MemoryError` if a block takes too long or too much memory.
+
+    Only the main thread can be interrupted: in others there is no limit of time. The limit of
+    memory needs Linux.
+
+    >>> with bounded(0.05):
+    ...     while True:
+    ...         pass
+    Traceback (most recent call last):
+    TimeoutError: takes longer than 0.05 s
+    """
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"takes longer than {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    left, again = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with _less_memory(memory):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left, again)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _less_memory(more: int) -> Iterator[None]:
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError, ValueError):  # another system, or a limit that is lower already
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        wanted = pages * resource.getpagesize() + more
+        if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
+            resource.setrlimit(resource.RLIMIT_AS, (wanted, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -61,7 +61,7 @@ def test_powers_of_the_agreement(value):
 
 @pytest.mark.parametrize("value", [-0.5, "nan", "inf", 1e7])
 def test_numbers_of_standard_errors(value):
-    with pytest.raises(OptionError, match="errors: got .*, wanted a number from 0 to 1000000"):
+    with pytest.raises(OptionError, match=r"errors: got .*, wanted a number from 0 to 1000000"):
         make_rule("shrink", {"errors": value})
 
 

@@ -91,6 +91,29 @@ def tall(stack: Stack, factor: float = 0.4, agree: int = 2) -> np.ndarray:
     return np.where(active >= agree, mean, 0)
 
 
+def soft(stack: Stack, power: int = 2) -> np.ndarray:
+    agreement = np.abs(np.sign(stack).sum(0)) / len(stack)
+    weight = agreement
+    for _ in range(power - 1):
+        weight = weight * agreement
+    return sum(stack, np.zeros(stack.shape[1])) * weight / len(stack)
+
+
+def shrink(stack: Stack, by: str = "threshold", errors: float = 3.0) -> np.ndarray:
+    """In rational numbers, element by element, from the distances to the mean."""
+    found = []
+    for column in stack.T:
+        values = [Fraction(float(x)) for x in column]
+        n = len(values)
+        mean = sum(values) / n
+        error = sum((x - mean) ** 2 for x in values) / (n - 1) / n  # its square
+        if by == "threshold":
+            found.append(float(mean) if mean**2 > Fraction(errors) ** 2 * error else 0.0)
+        else:
+            found.append(float(mean * (1 - error / mean**2)) if mean**2 > error else 0.0)
+    return np.array(found)
+
+
 RULES = {
     "uniform": uniform,
     "consensus": consensus,
@@ -99,4 +122,6 @@ RULES = {
     "ties": ties,
     "localize": localize,
     "tall": tall,
+    "soft": soft,
+    "shrink": shrink,
 }

@@ -24,6 +24,9 @@ VARIANTS = [
     ("localize", {"density": 0.3}),
     ("localize", {"density": 0.5, "scope": "tensor"}),
     ("tall", {}),
+    ("soft", {}),
+    ("shrink", {"errors": 1.5}),
+    ("shrink", {"by": "james_stein"}),
 ]
 
 

@@ -22,7 +22,7 @@ from negmerge.merging.rules import make_rule
 from negmerge.support.progress import Quiet
 from storage import dense
 
-SERVED = ["uniform", "consensus", "conflict", "localize", "magmax", "ties"]
+SERVED = ["uniform", "consensus", "conflict", "localize", "magmax", "ties", "soft", "shrink"]
 
 
 @pytest.fixture

@@ -41,6 +41,20 @@ WORKED = [
     ("localize", {"density": 0.4}, [3, -2, 0, 2, 0]),
     # |τ| ≥ 1·|τ̄ − τ|: 1≥2 no, 2≥1, 6≥3 | 1≥1, 4≥2, 1≥1 | 2≥1.5, 1≥1.5 no, .5≥0 | 0≥2 no, 3≥1, 3≥1.
     ("tall", {"factor": 1.0, "agree": 3}, [0, -2, 0, 0, 0]),
+    # Agreement 1, 1, 1/3, 2/3 and 0.
+    ("soft", {}, [3, -2, 0.5 / 9, 2 * 4 / 9, 0]),
+    ("soft", {"power": 1}, [3, -2, 0.5 / 3, 2 * 2 / 3, 0]),
+    ("soft", {"power": 3}, [3, -2, 0.5 / 27, 2 * 8 / 27, 0]),
+    ("soft", {"power": 4}, [3, -2, 0.5 / 81, 2 * 16 / 81, 0]),
+    # Variances 7, 3, 2.25, 3, 0; the squares of the standard errors are 7/3, 1, .75, 1, 0, and
+    # mean / standard error 1.96, −2, .58, 2, 0: more than 2 is asked for, so that 2 is not enough.
+    ("shrink", {}, [0, 0, 0, 0, 0]),
+    ("shrink", {"errors": 2}, [0, 0, 0, 0, 0]),
+    ("shrink", {"errors": 1.99}, [0, -2, 0, 2, 0]),
+    ("shrink", {"errors": 1.9}, [3, -2, 0, 2, 0]),
+    ("shrink", {"errors": 0}, [3, -2, 0.5, 2, 0]),
+    # 1 − (7/3)/9, 1 − 1/4, 1 − .75/.25 < 0, 1 − 1/4.
+    ("shrink", {"by": "james_stein"}, [20 / 9, -1.5, 0, 1.5, 0]),
 ]
 
 
@@ -54,7 +68,7 @@ def pool(tmp_path):
 @pytest.mark.parametrize(("rule", "options", "wanted"), WORKED)
 def test_worked_by_hand(pool, rule, options, wanted):
     tau = nm.merge(*pool, rule, options)
-    np.testing.assert_array_equal(dense(tau)["w"], wanted)
+    np.testing.assert_array_equal(dense(tau)["w"], np.array(wanted, np.float32))
 
 
 def test_exact_cancellation_takes_the_majority_sign_of_the_whole_vector(tmp_path):

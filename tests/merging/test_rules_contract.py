@@ -50,6 +50,19 @@ def test_every_rule_can_be_computed_everywhere_and_has_an_oracle(name):
 
 def test_the_rules_of_the_contract_are_there():
     assert set(rules) >= {"consensus", "conflict", "uniform", "ties", "magmax", "localize", "tall"}
+    assert set(rules) >= {"soft", "shrink"}
+
+
+@pytest.mark.parametrize("value", [0, 5, -1])
+def test_powers_of_the_agreement(value):
+    with pytest.raises(OptionError, match=rf"power: got {value}, wanted a whole number from 1 to"):
+        make_rule("soft", {"power": value})
+
+
+@pytest.mark.parametrize("value", [-0.5, "nan", "inf", 1e7])
+def test_numbers_of_standard_errors(value):
+    with pytest.raises(OptionError, match=r"errors: got .*, wanted a number from 0 to 1000000"):
+        make_rule("shrink", {"errors": value})
 
 
 def test_registry_refuses_a_name_twice():

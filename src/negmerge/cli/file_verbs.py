@@ -38,6 +38,7 @@ def merge(
     include: Options = None,
     exclude: Options = None,
     buffers: Literal["keep", "merge"] = "keep",
+    equalise: Flag = False,
     layout: Literal["auto", "sparse", "dense"] = "auto",
     values: Literal["keep", "float32", "bfloat16"] = "keep",
     negate: float | None = None,
@@ -68,6 +69,8 @@ def merge(
         exclude: A pattern of the names of tensors that stay as they are, such as '*embed*'; may be
             repeated.
         buffers: Keep the base's BatchNorm statistics, or merge them like weights.
+        equalise: Scale all members to one norm before the rule, so that longer steps alone give
+            none more say; reads the models once more.
         layout: How tensors are stored; auto takes the smallest.
         values: Keep the values, or round them; bfloat16 halves the patch.
         negate: λ ≥ 0: write the model θ − λτ in one pass, and no patch.
@@ -92,6 +95,7 @@ def merge(
     limit = None if max_memory is None else size(max_memory, "--max-memory")
     settings = executor_settings(set_ or [])
     chosen = {"include": include or [], "exclude": exclude or [], "buffers": buffers}
+    chosen |= {"equalise": equalise}
     if negate is not None or add is not None:
         scale = signed_scale(negate, add)
         given = {"--layout": layout != "auto", "--values": values != "keep", "--digest": digest}

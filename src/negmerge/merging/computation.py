@@ -89,7 +89,7 @@ class CpuWorker(Worker):
         if name in reader.inputs.untouched and self._is_zero(task):
             return 0
         formats, places = reader.find(name)
-        if len(formats) == 1 and places[0].min() >= 0:
+        if len(formats) == 1 and places[0].min() >= 0 and reader.factors is None:
             raw, rows, kind = reader.rows(*formats)
             before = self.tally.copy()
             strip = rows.reshape(-1)[: len(rows) * STRIP].reshape(len(rows), -1) if kind else rows
@@ -97,7 +97,8 @@ class CpuWorker(Worker):
             if found != loop.NOT_READ:
                 return found
             self.tally[:] = before  # the tiles that were read will be counted again
-        # Mixed formats, state dicts, adapters, and files that the loop could not read.
+        # Mixed formats, state dicts, adapters, scaled members, and files that the loop could not
+        # read.
         task.checksums[:] = 0
         nonzero = 0
         for tile in reader.tiles(task.segment):

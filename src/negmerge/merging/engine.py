@@ -24,10 +24,11 @@ from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeErr
 from negmerge.merging.assembly import NOTHING, Assembly, Piece
 from negmerge.merging.computation import Task, Worker, check_device, make_worker
 from negmerge.merging.dissent import sample_dissent
-from negmerge.merging.first_pass import run_first_pass
+from negmerge.merging.first_pass import FirstPass, Floats, run_first_pass
 from negmerge.merging.folds import STRIP
 from negmerge.merging.inputs import SAME_AS_BASE, Buffers, Inputs
 from negmerge.merging.memory import Budget
+from negmerge.merging.norms import SquaredNorms, equal_factors
 from negmerge.merging.patterns import Globs, make_patterns
 from negmerge.merging.rule import Numbers, Rule, make_rule
 from negmerge.merging.tiles import SEGMENT, Segment, segments
@@ -60,6 +61,7 @@ def merge(
     include: Globs = (),
     exclude: Globs = (),
     buffers: Buffers = "keep",
+    equalise: bool = False,
     layout: Layout = "auto",
     values: Values = "keep",
     workers: int | None = None,
@@ -96,6 +98,8 @@ def merge(
             are merged.
         exclude: patterns of the names of tensors that stay as they are.
         buffers: `keep` the BatchNorm statistics of the base, or `merge` them like weights.
+        equalise: scale all members to one norm before the rule, so that longer steps alone give
+            none more say; the models are read once more for it.
         layout: how tensors are stored: `sparse`, `dense`, or the smallest (`auto`).
         values: `keep` float32 values (float64 if an input is float64), or round them to `float32`
             or `bfloat16`; `origin.values` of the result tells what is lost.
@@ -115,7 +119,9 @@ def merge(
     with Inputs(base, models, buffers, allow_duplicates, progress, patterns) as inputs:
         budget = Budget(max_memory, None if path is None else path.absolute().parent)
         threads = budget.workers(worker_count(workers))
-        job = Merge(inputs, chosen, layout, values, threads, budget, device, progress or Quiet())
+        job = Merge(
+            inputs, chosen, layout, values, threads, budget, device, progress or Quiet(), equalise
+        )
         if path is None:
             return TaskVector(job.store(dict), job.origin(digest))
         return write_patch(job, path, digest)
@@ -175,6 +181,7 @@ class Merge:
     budget: Budget
     device: str
     progress: Progress
+    equalise: bool = False
 
     def __post_init__(self) -> None:
         self.n = len(self.inputs.members)
@@ -252,14 +259,29 @@ class Merge:
             tied=self.inputs.tied,
             include=[*self.inputs.patterns.include],
             exclude=[*self.inputs.patterns.exclude],
+            factors=[] if self.inputs.factors is None else self.inputs.factors.tolist(),
         )
 
     # ------------------------------------------------------------------------------------ segments
 
     def _first_numbers(self) -> Numbers:
-        """Return what is known before the merge."""
-        first = run_first_pass(self.rule.first_pass(), self.inputs, self.workers, self.progress)
-        return Numbers(self.rule, self.n, first)
+        """Return what is known before the merge; find the factors of the members."""
+        self.rule.check_members(self.n)
+        if self.equalise:
+            squares = self._find_numbers(SquaredNorms(), "norms")
+            for info in self.inputs.merged:
+                if not np.isfinite(squares[info.name]).all():
+                    self._raise_not_finite(info)
+            self._scale(equal_factors(self.inputs, squares))
+        return Numbers(self.rule, self.n, self._find_numbers(self.rule.first_pass(), "first pass"))
+
+    def _find_numbers(self, first: FirstPass | None, stage: str) -> dict[str, Floats]:
+        """Return the numbers that a first pass finds for each tensor."""
+        return run_first_pass(first, self.inputs, self.workers, self.progress, stage)
+
+    def _scale(self, factors: Floats) -> None:
+        """Multiply the changes of the members from now on."""
+        self.inputs.factors = factors
 
     def _pieces(self) -> Iterator[Merged]:
         """Merge all segments, and yield them in order; report the progress."""

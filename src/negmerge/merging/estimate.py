@@ -40,7 +40,8 @@ class Estimate:
 
     Args:
         elements: the number of elements to merge.
-        read_bytes: the bytes of all models; a rule with a first pass reads them up to three times.
+        read_bytes: the bytes of all models; a rule with a first pass reads them up to three times,
+            and scaled members are read once more.
         patch_bytes: the bytes of the patch, if all elements are like those of the sample.
         memory: the memory of the process at its peak, without files that the system caches.
         seconds: the time of the merge.
@@ -65,6 +66,7 @@ def estimate(
     include: Globs = (),
     exclude: Globs = (),
     buffers: Buffers = "keep",
+    equalise: bool = False,
     workers: int | None = None,
     max_memory: int | None = None,
     device: str = "cpu",
@@ -89,6 +91,8 @@ def estimate(
     with Inputs(base, models, buffers, allow_duplicates, patterns=patterns) as inputs:
         threads = Budget(max_memory, folder).workers(worker_count(workers))
         before = anonymous_memory()
+        if equalise:  # the factors do not matter for what the merge needs
+            inputs.factors = np.ones(len(inputs.members))
         sample = _Sample(inputs, chosen, threads, device)
         sample.run(1, None)  # compiles
         sample.run(SAMPLE, folder)
@@ -146,8 +150,9 @@ class _Sample:
                 if folder is not None:
                     write_fully(file.fileno(), data)
         self.seconds = time.perf_counter() - begun
-        if self.rule.first_pass():  # it reads all models too, and takes about as long
-            self.seconds *= 2
+        # A first pass and the norms of the members: each reads all models, and takes about as long.
+        passes = [self.rule.first_pass() is not None, self.inputs.factors is not None]
+        self.seconds *= 1 + sum(passes)
 
     def _first_pass(self, chosen: list[Segment]) -> dict[str, Floats]:
         """Return numbers like those of the first pass for all tensors, from a part of some."""

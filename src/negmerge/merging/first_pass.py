@@ -49,12 +49,16 @@ class FirstPass:
 
 
 def run_first_pass(
-    first: FirstPass | None, inputs: Inputs, workers: int, progress: Progress
+    first: FirstPass | None,
+    inputs: Inputs,
+    workers: int,
+    progress: Progress,
+    stage: str = "first pass",
 ) -> dict[str, Floats]:
     """Return the numbers that a first pass finds for each tensor; without one, read nothing."""
     if first is None:
         return {}
-    progress.stage("first pass", inputs.nbytes)
+    progress.stage(stage, inputs.nbytes)
     mean = first.of == "mean"
     return first.find_all(
         inputs.merged, lambda group: StoredChanges(inputs, group, mean, workers, progress)

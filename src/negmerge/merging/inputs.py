@@ -15,6 +15,7 @@ from shlex import quote
 from typing import Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from negmerge.checkpoints.adapted import Adapted
 from negmerge.checkpoints.adapter import Adapter, is_adapter_folder
@@ -61,6 +62,8 @@ class Inputs(ExitStack):
         kept: the tensors that keep the values of the base.
         tied: the names of tensors that the base stores twice, each with the name that is merged.
         untouched: the names of merged tensors that no member changes, because all are adapters.
+        factors: the factor of the changes of each member, once it is known (`norms.py`); None if
+            the members are not scaled.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Inputs(ExitStack):
         self.urls = {Path(path).absolute(): url for path, url in pairs if is_url(url)}
         """The URLs of models that were fetched, by the path on this machine."""
         self.allow_duplicates, self.patterns = allow_duplicates, patterns
+        self.factors: NDArray[np.float64] | None = None
         super().__init__()
         try:
             self.base = self.enter_context(open_model(base, "base"))

@@ -53,6 +53,7 @@ def merge_and_apply(
     include: Globs = (),
     exclude: Globs = (),
     buffers: Buffers = "keep",
+    equalise: bool = False,
     workers: int | None = None,
     max_memory: int | None = None,
     device: str = "cpu",
@@ -84,6 +85,7 @@ def merge_and_apply(
         include: patterns of the names of tensors to merge; by default all are merged.
         exclude: patterns of the names of tensors that stay as they are.
         buffers: `keep` the BatchNorm statistics of the base, or `merge` them like weights.
+        equalise: scale all members to one norm before the rule.
         workers: the number of threads; all cores if not given.
         max_memory: the number of bytes that the process may use.
         device: `cpu`, or `cuda` to compute on a GPU with torch; the result has the same bytes.
@@ -99,15 +101,16 @@ def merge_and_apply(
         budget = Budget(max_memory, path.absolute().parent)
         threads = budget.workers(worker_count(workers))
         job = MergeAndApply(
-            inputs, chosen, "auto", "keep", threads, budget, device, progress or Quiet()
+            inputs, chosen, "auto", "keep", threads, budget, device, progress or Quiet(), equalise
         )
-        job.scale, job.given = float(scale), given_words(buffers, patterns)
+        job.scale, job.given = float(scale), given_words(buffers, patterns, equalise)
         return write_model(job, path, dtype, shard_size)
 
 
-def given_words(buffers: Buffers, patterns: Patterns) -> list[str]:
-    """Return the arguments of a command that are not in the origin of a task vector."""
-    return [*(["--buffers", buffers] if buffers == "merge" else []), *patterns.words()]
+def given_words(buffers: Buffers, patterns: Patterns, equalise: bool) -> list[str]:
+    """Return the arguments of a command that the rule and its options do not tell."""
+    words = ["--buffers", buffers] if buffers == "merge" else []
+    return [*words, *patterns.words(), *(["--equalise"] if equalise else [])]
 
 
 def check_output_options(scale: float, dtype: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,17 +60,17 @@ class PartedMerge(Merge):
     runner: Runner
 
     def _first_numbers(self) -> Numbers:
-        first = self.rule.first_pass()
-        found: dict[str, Floats] = {}
-        if first is not None:
-            self.progress.stage("first pass", self.inputs.nbytes)
-            found = self._find_all(first)
-        known = self.runner.sums
-        return Numbers(
-            self.rule, self.n, found, known if len(known) == len(self.rule.tallies) else ()
-        )
+        found, known = super()._first_numbers(), self.runner.sums
+        return replace(found, sums=known) if len(known) == len(self.rule.tallies) else found
 
-    def _find_all(self, first: FirstPass) -> dict[str, Floats]:
+    def _scale(self, factors: Floats) -> None:
+        super()._scale(factors)
+        self.description = replace(self.description, factors=tuple(factors.tolist()))
+
+    def _find_numbers(self, first: FirstPass | None, stage: str) -> dict[str, Floats]:
+        if first is None:
+            return {}
+        self.progress.stage(stage, self.inputs.nbytes)
         tensors, description = self.inputs.merged, self.description
         if first.scope == "tensor" and type(first).find_all is FirstPass.find_all:
             sizes = [sum(info.nbytes for info in self.inputs.infos(i.name)) for i in tensors]

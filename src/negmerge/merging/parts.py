@@ -51,6 +51,8 @@ class Description:
         stamps: size and time of last change of each file of each model, the base first.
         made_with: the versions of packages and of the plug-in that defines the rule.
         patterns: the tensors to merge.
+        equalise: whether the members are scaled to one norm.
+        factors: the factors of the members, once they are known.
         threads: the number of threads of each part; None: as many as its process is given.
         max_memory: the bytes that the process of a part may use.
     """
@@ -66,13 +68,16 @@ class Description:
     device: str = "cpu"
     threads: int | None = None
     max_memory: int | None = None
+    equalise: bool = False
+    factors: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
         """A hash of everything that the merged values depend on."""
         paths = [str(path) for path in (self.base, *self.members)]
         rule = [self.rule, self.options, self.buffers, self.made_with, self.patterns.words()]
-        return hash_of(paths, self.stamps, *rule)
+        scaled = [["equalise", *self.factors]] if self.equalise else []
+        return hash_of(paths, self.stamps, *rule, *scaled)
 
     def inputs(self) -> Inputs:
         """Open the models, and check that they are those of the process that made this."""
@@ -85,6 +90,7 @@ class Description:
                     f"{model.path}: changed since the merge began, or is another file on this "
                     "machine; run again when it is complete and the same on all machines"
                 )
+        inputs.factors = np.array(self.factors) if self.factors else None
         return inputs
 
 

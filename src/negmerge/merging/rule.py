@@ -33,6 +33,8 @@ class Rule:
     tallies: ClassVar[tuple[Finish, ...]] = ()
     """Functions of (constants, *statistics) that return an integer for each element. Their sums
     over the whole vector go to `final_constants`."""
+    least_members: ClassVar[int] = 1
+    """The least number of members that the rule can merge."""
 
     def parts(self) -> tuple[Statistics, Finish]:
         """Return the statistics and the finish, where they depend on the options."""
@@ -90,6 +92,14 @@ class Rule:
         first = self.first_pass()
         return first if first is not None and first.of == of else None
 
+    def check_members(self, n: int) -> None:
+        """Raise if a pool of n members is too small for the rule."""
+        if n < self.least_members:
+            raise OptionError(
+                f"rule {self.name!r}: the pool has {n} member{'s' if n > 1 else ''}, wanted at "
+                f"least {self.least_members}; add members, or name another rule"
+            )
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -104,6 +114,9 @@ class Numbers:
     n: int
     first: Mapping[str, Floats]
     sums: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.rule.check_members(self.n)
 
     def of(self, name: str) -> tuple[Floats, Constants, float]:
         """Return the limits of a tensor (for each member, or one for all), constants, divisor."""

@@ -208,6 +208,128 @@ class Localize(Rule):
         return mean * ((mean >= c[1]) | (-mean >= c[1]))
 
 
+# --------------------------------------------------------- between the mean and unanimity
+
+
+@register_jitable
+def _agreement(c: Constants, positive: A, negative: A) -> A:
+    """Return |members above zero − members below zero| / n."""
+    return abs(positive - negative) / c[0]
+
+
+def _soft_1(c: Constants, total: A, positive: A, negative: A) -> A:
+    return total * _agreement(c, positive, negative)
+
+
+def _soft_2(c: Constants, total: A, positive: A, negative: A) -> A:
+    a = _agreement(c, positive, negative)
+    return total * (a * a)
+
+
+def _soft_3(c: Constants, total: A, positive: A, negative: A) -> A:
+    a = _agreement(c, positive, negative)
+    return total * (a * a * a)
+
+
+def _soft_4(c: Constants, total: A, positive: A, negative: A) -> A:
+    a = _agreement(c, positive, negative)
+    return total * (a * a * a * a)
+
+
+# Products and no `**`: numpy, torch and compiled code have powers of their own.
+SOFT = (_soft_1, _soft_2, _soft_3, _soft_4)
+
+
+@rule
+@dataclass(frozen=True)
+class Soft(Rule):
+    """The mean times a power of the agreement: less where members disagree, nothing where half do.
+
+    Args:
+        power: the power of the agreement |members above zero − members below zero| / n, from 1 to
+            4. The higher it is, the nearer the result is to consensus.
+    """
+
+    paper: ClassVar[str] = "between Model soups, ICML 2022, and NegMerge, ICML 2025"
+    power: int = 2
+    mostly_dense = True
+
+    def __post_init__(self) -> None:
+        if self.power not in range(1, len(SOFT) + 1):
+            raise OptionError(
+                f"soft option power: got {self.power}, wanted a whole number from 1 to {len(SOFT)}"
+            )
+
+    def parts(self) -> tuple[Statistics, Finish]:
+        return VOTES, SOFT[self.power - 1]
+
+    def divisor(self, n: int) -> float:
+        return float(n)
+
+
+MOMENTS = (stat.TOTAL, stat.SQUARES)
+MOST_ERRORS = 1e6
+"""More standard errors than this would be decided by the rounding of sums."""
+
+
+@register_jitable
+def _signal_and_spread(c: Constants, total: A, squares: A) -> tuple[A, A]:
+    """Return mean² and the square of its standard error, both times n²·(n − 1).
+
+    Nothing is divided, so that a mean of exactly so many standard errors is seen as such. The
+    spread is a difference of sums and may be rounded below zero, which it cannot be.
+    """
+    spread = c[0] * squares - total * total
+    return c[1] * (total * total), spread * (spread > 0)
+
+
+# Squares that overflow (float64 changes above 1e150) give NaN, so that the merge is refused.
+
+
+def _significant(c: Constants, total: A, squares: A) -> A:
+    signal, spread = _signal_and_spread(c, total, squares)
+    return stat.where(signal > c[2] * spread, total, 0.0) + 0.0 * (signal + spread)
+
+
+def _shrunk(c: Constants, total: A, squares: A) -> A:
+    signal, spread = _signal_and_spread(c, total, squares)
+    factor = 1.0 - spread / stat.where(signal > 0, signal, 1.0)
+    return stat.where(signal > spread, total * factor, 0.0) + 0.0 * (signal + spread)
+
+
+@rule
+@dataclass(frozen=True)
+class Shrink(Rule):
+    """Keep of the mean what stands out from the spread of the members.
+
+    Args:
+        by: threshold keeps the mean where it is more than `errors` standard errors from zero;
+            james_stein multiplies it by 1 − (standard error / mean)², or by 0 if that is negative.
+        errors: the number of standard errors; only for threshold.
+    """
+
+    paper: ClassVar[str] = "positive-part James–Stein, 1961, for one element; t statistics, 1908"
+    by: Literal["threshold", "james_stein"] = "threshold"
+    errors: float = 3.0
+    least_members = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.errors <= MOST_ERRORS:
+            raise OptionError(
+                f"shrink option errors: got {self.errors}, wanted a number from 0 to "
+                f"{MOST_ERRORS:.0f}"
+            )
+
+    def parts(self) -> tuple[Statistics, Finish]:
+        return MOMENTS, _significant if self.by == "threshold" else _shrunk
+
+    def constants(self, n: int) -> Constants:
+        return (float(n), float(n - 1), self.errors * self.errors)
+
+    def divisor(self, n: int) -> float:
+        return float(n)
+
+
 # -------------------------------------------------------------------------- elections, magnitudes
 
 

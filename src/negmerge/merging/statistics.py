@@ -100,6 +100,7 @@ def _active(deltas: A, limits: A) -> A:
 
 
 TOTAL = Statistic("total", lambda d: d)
+SQUARES = Statistic("squares", lambda d: d * d)
 POSITIVE = Statistic("positive", lambda d: d > 0, count=True)
 NEGATIVE = Statistic("negative", lambda d: d < 0, count=True)
 LOW = Statistic("low", lambda d: d, lambda a, b: where(b < a, b, a), np.inf)

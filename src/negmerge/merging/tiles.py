@@ -72,15 +72,20 @@ class TileReader:
     models, which are widened exactly where necessary. In other pools, row 0 is zero and row k is
     the exact difference of member k from the base rounded to the format of that member: rounding
     the base to a narrower format does not count as a change of the weight.
+
+    If the members are scaled (`Inputs.factors`), row 0 is zero and row k is the change of member k
+    in float64 times its factor, rounded once.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
+        self.inputs, self.factors = inputs, inputs.factors
         n = len(inputs.models)
-        self.tile = max(4096, min(1 << 16, TILES // (n * 8) // 4096 * 4096))
+        room = TILES if self.factors is None else TILES // 2  # the other half for scaled rows
+        self.tile = max(4096, min(1 << 16, room // (n * 8) // 4096 * 4096))
         """The number of elements of a tile, a multiple of 4096."""
         self._buffer = aligned_buffer(n * self.tile * 8)
         self._wide = np.empty((0, 0), np.float32)
+        self._scaled = np.zeros((0, 0) if self.factors is None else (n, self.tile))
         self._name: str | None = None
         self._formats: set[str] = set()
         self._places: Places
@@ -126,6 +131,17 @@ class TileReader:
 
         The checksums of the tile are added to `checksums`, one for each model.
         """
+        rows = self._read(name, start, count, checksums)
+        if self.factors is None:
+            return rows
+        whole, scaled = -(-count // STRIP) * STRIP, self._scaled
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.subtract(rows[1:, :whole], rows[0, :whole], scaled[1:, :whole], dtype=np.float64)
+            scaled[1:, :whole] *= self.factors[:, None]
+        return scaled
+
+    def _read(self, name: str, start: int, count: int, checksums: Checksums) -> NDArray[Any]:
+        """Read one tile into rows of the values of the models."""
         infos = self.inputs.infos(name)
         whole = -(-count // STRIP) * STRIP
         formats, places = self.find(name)

@@ -63,9 +63,10 @@ def check_methods(recipe: Recipe) -> None:
         elif method.name in SELECTORS:
             check_selector(method)
         elif method.name in rules:
-            make_rule(method.name, method.options)
+            members = recipe.pool.members()
             if method.subset is not None:
-                method.subset.of(recipe.pool.members())
+                members = method.subset.of(members)
+            make_rule(method.name, method.options).check_members(len(members))
         else:
             raise OptionError(unknown_name("method", method.name, [*rules, *SELECTORS, *rivals]))
 

@@ -58,6 +58,7 @@ class Pool(Strict):
         keep: False: each member is added to the accumulator when it is trained, then deleted.
         include: patterns of the names of tensors that merges change; by default all.
         exclude: patterns of the names of tensors that merges leave as they are.
+        equalise: scale the members to one norm before every merge; needs `keep`.
     """
 
     settings: HyperParameters = HyperParameters()
@@ -66,6 +67,7 @@ class Pool(Strict):
     keep: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    equalise: bool = False
 
     @model_validator(mode="after")
     def _check_grid(self) -> Pool:
@@ -82,16 +84,21 @@ class Pool(Strict):
                 "fewer values"
             )
         make_patterns(self.include, self.exclude)
+        if self.equalise and not self.keep:
+            raise ValueError(
+                "equalise: needs the norms of all members before it merges one, and keep: false "
+                "deletes them; set keep to true"
+            )
         members = [json.dumps(m.content()) for m in self.members()]
         if len(set(members)) < len(members):
             raise ValueError("grid: a value is listed twice, two members would be the same")
         return self
 
     @model_serializer(mode="wrap")
-    def _without_empty_patterns(self, dump: Callable[[Pool], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out patterns that are not given: the recipes of older runs have no such fields."""
+    def _without_new_fields(self, dump: Callable[[Pool], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out fields that are not given and that the recipes of older runs do not have."""
         tree = dump(self)
-        return {k: v for k, v in tree.items() if v or k not in ("include", "exclude")}
+        return {k: v for k, v in tree.items() if v or k not in ("include", "exclude", "equalise")}
 
     def members(self) -> list[HyperParameters]:
         """Return the settings of every member; the last field of the grid varies fastest.

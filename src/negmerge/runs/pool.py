@@ -96,6 +96,7 @@ def _fine_tune_and_fold(context: Context, title: str, steps: list[Training]) -> 
     path, base = context.accumulator, context.store.base
     rules = {method.name: method.options for method in context.merge_methods}
     terms = context.recipe.terms.arguments()
+    del terms["equalise"]  # the recipe refuses it without the members
     if path.exists():
         accumulator = Accumulator.load(path, base)
         if not accumulator.made_for(rules, **terms):

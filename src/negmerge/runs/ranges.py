@@ -57,6 +57,7 @@ def merge_on(
     include: Globs = (),
     exclude: Globs = (),
     buffers: Buffers = "keep",
+    equalise: bool = False,
     layout: Layout = "auto",
     values: Values = "keep",
     ranges: int = 1,
@@ -85,8 +86,8 @@ def merge_on(
         executor: runs the ranges. All its machines see the files under the same paths.
         base: a safetensors file or a folder.
         models: the fine-tuned models, files or folders.
-        rule, options, out, include, exclude, buffers, layout, values, device, allow_duplicates,
-            digest, progress: as in `nm.merge`.
+        rule, options, out, include, exclude, buffers, equalise, layout, values, device,
+            allow_duplicates, digest, progress: as in `nm.merge`.
         ranges: the least number of ranges; there are more if one would have more than 4 GiB. A
             merge that goes on where it stopped keeps its number.
         threads: the threads of each range; by default those that the executor gives to a step.
@@ -107,8 +108,9 @@ def merge_on(
     with opened as (inputs, chosen):
         budget = Budget(max_memory, path.absolute().parent)
         given = (budget.workers(worker_count(threads)), budget, device, progress or Quiet())
-        job = PartedMerge(inputs, chosen, layout, values, *given)
+        job = PartedMerge(inputs, chosen, layout, values, *given, equalise)
         more = {"device": device, "threads": threads, "max_memory": max_memory}
+        more |= {"equalise": equalise}
         job.description = describe(inputs, rule, chosen.options, buffers, **more)
         with parts_folder(path, job.description.key) as folder:
             job.runner = Parts(folder, executor, ranges, inputs.nbytes, job.progress)
@@ -129,6 +131,7 @@ def merge_and_apply_on(
     include: Globs = (),
     exclude: Globs = (),
     buffers: Buffers = "keep",
+    equalise: bool = False,
     ranges: int = 1,
     threads: int | None = None,
     max_memory: int | None = None,
@@ -144,7 +147,7 @@ def merge_and_apply_on(
     Args:
         executor, ranges, threads, max_memory: as in `merge_on`.
         base, models, scale, out, rule, options, dtype, shard_size, include, exclude, buffers,
-            device, allow_duplicates, progress: as in `nm.merge_and_apply`.
+            equalise, device, allow_duplicates, progress: as in `nm.merge_and_apply`.
     """
     check_output_options(scale, dtype)
     path = Path(out)
@@ -153,9 +156,10 @@ def merge_and_apply_on(
     with opened as (inputs, chosen):
         budget = Budget(max_memory, path.absolute().parent)
         given = (budget.workers(worker_count(threads)), budget, device, progress or Quiet())
-        job = PartedMergeAndApply(inputs, chosen, "auto", "keep", *given)
-        job.scale, job.given = float(scale), given_words(buffers, patterns)
+        job = PartedMergeAndApply(inputs, chosen, "auto", "keep", *given, equalise)
+        job.scale, job.given = float(scale), given_words(buffers, patterns, equalise)
         more = {"device": device, "threads": threads, "max_memory": max_memory}
+        more |= {"equalise": equalise}
         job.description = describe(inputs, rule, chosen.options, buffers, **more)
         key = hash_of(job.description.key, job.scale, dtype, shard_size, path.suffix)
         with parts_folder(path, key) as folder:

@@ -158,7 +158,8 @@ class Recipe(Strict):
     @property
     def terms(self) -> Terms:
         """What all merges of the run have in common."""
-        return Terms(self.buffers, self.pool.include, self.pool.exclude)
+        pool = self.pool
+        return Terms(self.buffers, pool.include, pool.exclude, pool.equalise)
 
     @property
     def member_notes(self) -> list[str]:

@@ -59,6 +59,7 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
         "tied": origin.tied,
         "include": origin.include,
         "exclude": origin.exclude,
+        "factors": origin.factors,
         "depth": {k: asdict(v) for k, v in tau.sparsity(by="depth").items()},
         "component": {k: asdict(v) for k, v in tau.sparsity(by="component").items()},
         "tensors": {
@@ -160,6 +161,14 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         **({"included": ", ".join(found["include"])} if found["include"] else {}),
         **({"excluded": ", ".join(found["exclude"])} if found["exclude"] else {}),
         **(
+            {
+                "equalised": f"the members were scaled to one norm, by factors from "
+                f"{min(found['factors']):.4g} to {max(found['factors']):.4g}"
+            }
+            if found["factors"]
+            else {}
+        ),
+        **(
             {"tied": ", ".join(f"{k} = {v}" for k, v in found["tied"].items())}
             if found["tied"]
             else {}
@@ -183,19 +192,31 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
                 f"{100 * row['tensor_mean']:.2f}",
             )
         tables.append(table)
-    if any("sole_dissent" in m for m in found["members"]):
-        exact = found["dissent_sampled"] == found["elements"]
-        how = "all elements" if exact else f"a sample of {found['dissent_sampled']:,} elements"
-        table = Table("member", "sole dissenter %", "fingerprint", title=f"vetoes in {how}")
-        table.columns[1].justify = "right"
-        for member in found["members"]:
-            table.add_row(
-                escape_markup(member["name"]),
-                f"{100 * member.get('sole_dissent', 0):.3f}",
-                escape_markup(member["fingerprint"]),
-            )
-        tables.append(table)
-    return tables
+    members = _member_table(found)
+    return [*tables, members] if members is not None else tables
+
+
+def _member_table(found: dict[str, Any]) -> RenderableType | None:
+    """What is known of each member: how often it alone disagreed, and its factor."""
+    from rich.table import Table
+
+    vetoes, factors = any("sole_dissent" in m for m in found["members"]), found["factors"]
+    if not vetoes and not factors:
+        return None
+    exact = found["dissent_sampled"] == found["elements"]
+    how = "all elements" if exact else f"a sample of {found['dissent_sampled']:,} elements"
+    table = Table("member", title=f"vetoes in {how}" if vetoes else None)
+    if vetoes:
+        table.add_column("sole dissenter %", justify="right")
+    if factors:
+        table.add_column("factor", justify="right")
+    table.add_column("fingerprint")
+    for k, member in enumerate(found["members"]):
+        share = [f"{100 * member.get('sole_dissent', 0):.3f}"] if vetoes else []
+        factor = [f"{factors[k]:.6g}"] if factors else []
+        name, own = escape_markup(member["name"]), escape_markup(member["fingerprint"])
+        table.add_row(name, *share, *factor, own)
+    return table
 
 
 def _facts(rows: Mapping[str, str]) -> RenderableType:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import parse_json_value
 
-OPTIONAL = ("agreement", "values", "tied", "include", "exclude")
+OPTIONAL = ("agreement", "values", "tied", "include", "exclude", "factors")
 """Fields that a patch has only if they are not empty."""
 
 
@@ -40,6 +41,7 @@ class Origin:
             the change is stored.
         include: the patterns of the names of merged tensors; without any all were merged.
         exclude: the patterns of the names of tensors that were not merged.
+        factors: the factor of the changes of each member, if the members were scaled to one norm.
     """
 
     rule: str
@@ -56,6 +58,7 @@ class Origin:
     tied: dict[str, str] = field(default_factory=dict)
     include: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
 
     @property
     def pairwise(self) -> float | None:
@@ -154,4 +157,5 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "tied": lambda v: _is_map(v, str),
     "include": lambda v: _is_list(v, str),
     "exclude": lambda v: _is_list(v, str),
+    "factors": lambda v: _is_list(v, int, float) and all(0 < factor < inf for factor in v),
 }

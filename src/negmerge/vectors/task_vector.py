@@ -153,6 +153,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
             total = self._exact(name) + other._exact(name)
             dtype = np.float64 if "F64" in (entry.dtype, other.entries[name].dtype) else np.float32
             entries[name] = Entry.of(total.astype(dtype), entry.shape)
+        scaled = self.origin.factors or other.origin.factors
         origin = replace(
             self.origin,
             rule=f"{self.origin.rule} + {other.origin.rule}",
@@ -160,6 +161,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
             members=self.origin.members + other.origin.members,
             versions=versions(),
             values=self.origin.values or other.origin.values,
+            factors=_factors(self.origin) + _factors(other.origin) if scaled else [],
         )
         return TaskVector(entries, origin)
 
@@ -287,6 +289,11 @@ def _sparsity(counts: list[tuple[int, int]]) -> Sparsity:
         element_weighted=1 - nonzero / elements if elements else 0.0,
         tensor_mean=sum(shares) / len(shares) if shares else 0.0,
     )
+
+
+def _factors(origin: Origin) -> list[float]:
+    """The factors of all members, also of those that were not scaled."""
+    return origin.factors or [1.0] * len(origin.members)
 
 
 def _check_same_tensors(left: Mapping[str, Entry], right: Mapping[str, Entry]) -> None:

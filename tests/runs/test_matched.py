@@ -14,6 +14,9 @@ import torch
 import negmerge as nm
 from negmerge.evaluation.scores import gap_metrics
 from negmerge.evaluation.search import read_rows
+from negmerge.reports.frames import Missing
+from negmerge.reports.matching import matched_frame
+from negmerge.reports.page_data import PageData
 from negmerge.runs.geometry import PATH
 from negmerge.runs.geometry_record import barrier
 from negmerge.runs.matching import MatchedSweep
@@ -24,9 +27,9 @@ from negmerge.training.weights import load_tensors
 from running import negmerge_here
 from toys import SMALL, run_toy, toy_scenario
 
+ADDED = {"name": "uniform", "label": "plus", "add": 1.0}
 LONGER = {
-    "methods": ["consensus", "uniform", "single_best"]
-    + [{"name": "uniform", "label": "plus", "add": 1.0}],
+    "methods": ["consensus", "uniform", "single_best", ADDED],
     "train": {"epochs": 60, "batch": 16, "lr": 0.02},
     "search": {"count": 5, "stop": 1.0, "limit": 8.0},
 }
@@ -86,11 +89,13 @@ def test_every_method_is_interpolated_in_its_rows(run: Run):
         assert row.matched["error_forget"] == level
         gap = abs(row.matched["error_retain"] - retrained["error_retain"])
         assert row.matched["matched_gap"] == pytest.approx(gap)
-    assert gap_metrics(retrained) == ["error_retain", "error_forget"]
+    assert {*gap_metrics(retrained)} == {"error_retain", "error_forget"}
     best = result.method("single_best")
     member = next(own for own in result.pool if own.id == best.member)
     assert member.matched == best.matched
-    assert all(own.matched for own in result.pool)
+    for own in result.pool:
+        errors = [row["error_forget"] for row in read_rows(run.matched(f"member-{own.id}"))]
+        assert bool(own.matched) == (max(errors) >= level)
     plus = result.method("plus")
     assert not plus.matched
     assert plus.unmatched is None
@@ -210,29 +215,45 @@ def test_a_level_out_of_reach_has_a_reason(toy, tmp_path: Path):
     assert not row.matched
     assert "was not reached up to λ = " in (row.unmatched or "")
     assert "matched" not in json.loads(found.scores.read_text())["methods"][0]
-    page = nm.report(found).read_text()
-    assert "At equal forgetting: no method reached the level: consensus: the level" in page
+    page = PageData(found, load_recipe(found.recipe), found.result)
+    with pytest.raises(Missing, match="no method reached the level: consensus: the level 1,000,0"):
+        matched_frame(page)
 
 
 def test_without_a_level_nothing_is_added(tmp_path: Path):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
-    data = [(torch.randn(4), k % 3) for k in range(30)]
-    forgot = nm.unlearn(
-        model,
-        splits={"forget": data[:10], "retain": data[10:20], "test": data[20:]},
-        pool=nm.Pool(grid={"epochs": [1, 2]}),
-        search=nm.Search(count=3),
-        out=tmp_path / "run",
-    )
+    """A model in memory has no retrained model, and functions have no sets with a loss."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+
+    def fine_tune(model, settings):
+        with torch.no_grad():
+            model.weight[0, :2] += 0.1 * settings.epochs
+
+    def evaluate(model):
+        known = model.weight.detach().square()[0]
+        return {"forget": float(known[:2].sum()), "retain": float(known[2:].sum())}
+
+    pool, search = nm.Pool(grid={"epochs": [1, 2]}), nm.Search(count=3, stop=4.0)
+    with pytest.warns(UserWarning, match="a λ larger than all"):
+        nm.unlearn(
+            model,
+            fine_tune=fine_tune,
+            evaluate=evaluate,
+            pool=pool,
+            search=search,
+            out=tmp_path / "run",
+        )
     found = Run(tmp_path / "run").result
-    assert forgot is not None
     assert found.matching is None
     assert not found.first.matched
     assert found.geometry is not None
-    assert found.geometry.models[0].distance is None
+    (placed, *_), missing = found.geometry.models, found.geometry.missing
+    assert placed.distance is None
+    assert placed.length == pytest.approx(placed.scale * 0.15 * 2**0.5)
+    assert missing == "the scenario has no sets of samples with a loss"
     page = (tmp_path / "run/report/index.html").read_text()
     assert "Missing from this page" not in page
-    assert "Where the models lie" in page
+    assert f"Losses along paths were not measured: {missing}" in page
     assert "At equal forgetting" not in page
 
 

@@ -114,9 +114,12 @@ def refine(rows: Iterable[Row], level: Level, measure: Callable[[float], Row | N
 
     >>> def measure(scale):
     ...     return {"scale": scale, "acc_forget": 100 - 60 * scale**2}
-    >>> rows = refine([measure(0.0), measure(1.0)], Level("acc_forget", 60.0), measure)
-    >>> [round(row["scale"], 3) for row in rows], round(at_level(rows, Level("acc_forget", 60.0))["scale"], 3)
-    ([0.0, 0.667, 0.8, 1.0], 0.815)
+    >>> level = Level("acc_forget", 60.0)
+    >>> rows = refine([measure(0.0), measure(1.0)], level, measure)
+    >>> [round(row["scale"], 3) for row in rows]
+    [0.0, 0.667, 0.8, 1.0]
+    >>> round(at_level(rows, level)["scale"], 3)  # the curve itself has the level at 0.816
+    0.815
 
     Args:
         rows: the rows of a sweep.
@@ -152,7 +155,8 @@ def matched_gap(row: Row, reference: Mapping[str, float], forget: str) -> float 
     such as the held-out accuracy for the test accuracy; None without any.
 
     >>> row = {"scale": 0.4, "acc_forget": 90.0, "acc_retain": 97.0, "acc_holdout": 88.0}
-    >>> matched_gap(row, {"acc_forget": 90.0, "acc_retain": 99.0, "acc_holdout": 89.0}, "acc_forget")
+    >>> retrained = {"acc_forget": 90.0, "acc_retain": 99.0, "acc_holdout": 89.0}
+    >>> matched_gap(row, retrained, "acc_forget")
     1.5
     """
     names = [name for name in compared_metrics(reference) if name != forget and name in row]

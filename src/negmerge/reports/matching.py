@@ -31,6 +31,9 @@ def matched_frame(page: PageData) -> pd.DataFrame:
     matching = _matching(page)
     names = dict.fromkeys((matching.metric, page.retain.name, *matching.retrained))
     rows = [row for row in page.result.methods if row.matched or row.unmatched]
+    if not any(row.matched for row in rows):
+        reasons = [f"{row.method}: {row.unmatched}" for row in rows]
+        raise Missing(f"no method reached the level: {'; '.join(reasons)}")
     names |= dict.fromkeys(name for row in rows for name in row.matched)
     found = [_cells("retrained", matching.retrained, names, page)] if matching.retrained else []
     measured = [_cells(row.method, row.matched, names, page) for row in rows if row.matched]
@@ -80,9 +83,7 @@ def matched_charts(page: PageData, frame: pd.DataFrame) -> list[str]:
     The forget metric is left out: it is the same for all.
     """
     matching = _matching(page)
-    rows = [row for row in records(frame) if row["method"] != "retrained" and row["scale"] >= 0]
-    if not rows:
-        raise Missing("no method reached the level: " + "; ".join(_remarks(frame)))
+    rows = [row for row in records(frame) if row["scale"] >= 0]  # NaN without a match
     members = [member.matched for member in page.result.pool if member.matched]
     wanted = dict.fromkeys((page.retain.name, *compared_metrics(map(str, frame))))
     charts: list[str] = []
@@ -120,11 +121,6 @@ def _draw(chart: Chart, place: int, row: Cells, metric: Metric) -> None:
         (bar,) = chart.axes.plot([low, high], [place, place], **options)
         chart.tag(bar, method)
     chart.point(value, place, method, f"{method}: λ = {row['scale']:.4g}, {metric.text(value)}")
-
-
-def _remarks(frame: pd.DataFrame) -> list[str]:
-    found = frame.dropna(subset="remark") if "remark" in frame else frame[:0]
-    return [f"{row['method']}: {row['remark']}" for row in records(found)]
 
 
 def matched_text(page: PageData, frame: pd.DataFrame) -> str:

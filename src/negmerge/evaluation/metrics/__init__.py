@@ -134,8 +134,8 @@ class Metric:
 
 RESERVED = frozenset((
     "agreement", "anatomy", "avg_gap", "cost_ratio", "criterion", "direction", "edge", "elements",
-    "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "matched",
-    "matched_gap", "member", "members", "method", "options", "order", "samples", "samples_processed", "scale",
+    "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "matched", "matched_gap",
+    "member", "members", "method", "options", "order", "samples", "samples_processed", "scale",
     "seconds", "seconds_merge", "seconds_search", "settings", "sparsity", "sparsity_parts",
     "splits", "title", "tried", "unmatched", "validation",
 ))  # fmt: skip

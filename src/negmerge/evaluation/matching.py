@@ -6,7 +6,7 @@ sweep of λ give every metric at the same forget level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -174,6 +174,6 @@ def compared_metrics(names: Iterable[str]) -> list[str]:
     return [name for name, metric in found if metric.in_gap or not metric.reported]
 
 
-def in_order(rows: Iterable[Row]) -> Sequence[Row]:
+def in_order(rows: Iterable[Row]) -> list[Row]:
     """Return rows in the order of λ."""
     return sorted(rows, key=lambda row: row["scale"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from negmerge.support.settings import Count, Positive, Strict
 
@@ -21,6 +21,9 @@ LARGEST = 64.0
 """The largest λ of a search by doubling without a limit of its own."""
 MOST_EVALUATIONS = 12
 """The largest number of λ that a search by doubling measures, with λ = 0."""
+
+ADDED_LATER: dict[str, Any] = {"matched": None}
+"""Fields that the recipes of older runs do not have, with their defaults."""
 
 Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -40,6 +43,8 @@ class Search(Strict):
         criterion: the name of the criterion; that of the scenario if not given.
         samples: at most this number of samples of each set choose λ; they are not reported.
         tries: the number of trainings of each tuned rival.
+        matched: the value of the forget metric at which all methods are compared, each with the λ
+            that gives it; that of the retrained model if not given.
     """
 
     scales: Annotated[tuple[Scale, ...], Field(max_length=MOST_SCALES)] | None = None
@@ -50,6 +55,7 @@ class Search(Strict):
     criterion: str | None = None
     samples: Count = 2000
     tries: Annotated[int, Field(ge=1, le=MOST_TRIES)] = 5
+    matched: float | None = None
 
     @model_validator(mode="after")
     def _steps(self) -> Search:
@@ -67,6 +73,12 @@ class Search(Strict):
                 "bracket"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out fields that older recipes do not have, if they are not set."""
+        tree = serialise(self)
+        return {name: tree[name] for name in tree if tree[name] != ADDED_LATER.get(name, ...)}
 
     def grid(self) -> tuple[float, ...]:
         """Return the λ to try in rising order, with 0; of `doubling` those that it doubles.

@@ -24,6 +24,8 @@ HEADINGS = {
     "coin_flips": "random signs %",
     "low": "from",
     "high": "to",
+    "length": "‖λτ‖",
+    "distance": "distance to retrained",
 }
 """The headings of columns that are not metrics; other columns are headed by their names."""
 DECIMALS = {"cost_ratio": 2, "seconds": 1, "sparsity": 1, "sparsity_tensor_mean": 2}
@@ -32,6 +34,7 @@ DECIMALS |= {"coin_flips": 2, "sole_dissent": 3, "low": 3, "high": 3}
 COUNTS = {"evaluations", "samples_processed", "elements", "nonzero"}
 """Columns of whole numbers, which pandas reads as floats if a value is missing."""
 LATEX_SYMBOLS = {"λ": r"$\lambda$", "–": "--", "×": r"$\times$", "−": "$-$"}
+LATEX_SYMBOLS |= {"τ": r"$\tau$", "‖": r"$\|$"}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from negmerge.reports.ranking import (
     SHOWN,
     gap_metric,
     interval_text,
+    join_names,
     measured_metrics,
     nearest_to_retrained,
 )
@@ -89,12 +90,27 @@ def notes(result: RunResult) -> list[str]:
         found.append(f"λ was chosen by {first.criterion} on {chosen_on(result, first)}.")
         if first.cost_ratio is not None:
             found.append(f"The pool processed {first.cost_ratio:.2f} × the samples of retraining.")
+    found += matched_note(result)
     for row in (row for row in result.methods if row.tried):
         best = ", ".join(f"{name} = {row.chosen[name]:g}" for name in row.tried[0].options)
         found.append(
             f"{row.method}: {best}, the best of {len(row.tried)} tries by {row.criterion}."
         )
     return found
+
+
+def matched_note(result: RunResult) -> list[str]:
+    """The gap of each method at equal forgetting, the smallest first; empty without gaps."""
+    gaps = {row.method: row.matched.get("matched_gap") for row in result.methods}
+    known = sorted((gap, method) for method, gap in gaps.items() if gap is not None)
+    if result.matching is None or not known:
+        return []
+    forget, gap = metric_of(result.matching.metric), gap_metric(result)
+    texts = [f"{method} {gap.number(value)}" for value, method in known]
+    return [
+        f"At equal forgetting ({forget.short} {forget.text(result.matching.level)} on the samples "
+        f"that choose λ), mean gap of the other metrics to retraining: {join_names(texts)}."
+    ]
 
 
 def chosen_on(result: RunResult, row: MethodRow) -> str:

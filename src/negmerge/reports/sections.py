@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from negmerge.evaluation.metrics import Histogram
-from negmerge.reports import figures, frames
+from negmerge.reports import figures, frames, geometry, matching
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, PanelData
 from negmerge.reports.inspection import notes
@@ -126,6 +126,21 @@ def sweeps(page: PageData) -> Section:
     return Section("sweeps", text, charts, legend, lines=True, table=table)
 
 
+def matched(page: PageData) -> Section:
+    frame = matching.matched_frame(page)
+    charts, text = matching.matched_charts(page, frame), matching.matched_text(page, frame)
+    table = DataTable("matched", "Metrics at the forget level", frame, matching.columns(page))
+    return Section("matched", text, charts, table=table, open=True)
+
+
+def where(page: PageData) -> Section:
+    frame = geometry.geometry_frame(page)
+    charts, text = geometry.path_charts(page), geometry.geometry_text(page)
+    table = DataTable("geometry", "Lengths, distances and barriers", frame)
+    legend = geometry.legend(page)
+    return Section("geometry", text, charts, legend, lines=True, table=table, open=True)
+
+
 def prefixes(page: PageData) -> Section:
     text = (
         "The share of zeros in the consensus of the first n members. The dashed line is the share "
@@ -199,6 +214,8 @@ SECTIONS: dict[str, MakeSection] = {
     "How rivals were tuned": tries,
     "The pool": pool,
     "How λ was chosen": sweeps,
+    "At equal forgetting": matched,
+    "Where the models lie": where,
     "Sparsity against the number of members": prefixes,
     "Sparsity by depth": partial(sparsity, by="depth"),
     "Sparsity by component": partial(sparsity, by="component"),

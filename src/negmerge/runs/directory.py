@@ -62,6 +62,10 @@ class RunDirectory:
         """Return the file of a λ sweep."""
         return self.folder / "sweeps" / f"{self._checked(method)}.csv"
 
+    def matched(self, method: str) -> Path:
+        """Return the file of a λ sweep with the λ that were measured around a forget level."""
+        return self.folder / "matched" / f"{self._checked(method)}.csv"
+
     def _checked(self, name: object) -> str:
         """Return a name if it cannot lead out of the folder; `scores.json` may hold any name."""
         if not isinstance(name, str) or not TITLE.fullmatch(name):

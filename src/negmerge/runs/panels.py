@@ -12,13 +12,12 @@ from typing import Any
 from negmerge.evaluation.criteria import choose
 from negmerge.evaluation.scores import Scores
 from negmerge.evaluation.search import read_rows
-from negmerge.merging.engine import merge
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Drawing
-from negmerge.runs.merges import MergedMethod
+from negmerge.runs.merges import Merge, MergedMethod
 from negmerge.runs.scales import plan_sweep
 from negmerge.runs.scores import Models, score_reference
-from negmerge.scenarios.base import PanelModel
+from negmerge.scenarios.base import PanelModel, identity
 from negmerge.support.files import write_file
 
 
@@ -82,8 +81,10 @@ def conflict_of(context: Context, models: Models, consensus: MergedMethod) -> Pa
     """
     recipe, base = context.recipe, context.store.base
     patch = context.store.states / "conflict.safetensors"
-    members = [step.out for step in consensus.pool]
-    merge(base, members, "conflict", out=patch, **recipe.terms.arguments())
+    key = identity("conflict", [step.key for step in consensus.pool], recipe.terms.content())
+    members = tuple(step.out for step in consensus.pool)
+    merged = Merge(key, base, members, "conflict", recipe.terms, patch)
+    context.run("merging conflict", [merged], unit="bytes")
     reference = score_reference(context, models.reference)
     step = plan_sweep(context, reference, "conflict", patch, search=recipe.search.coarse())
     context.run("searching λ of conflict", [step])

@@ -12,7 +12,9 @@ from negmerge.rivals import rivals
 from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
 from negmerge.runs.executors.choose import make_executor
+from negmerge.runs.geometry import add_geometry
 from negmerge.runs.loss_checks import check_losses
+from negmerge.runs.matching import add_matched
 from negmerge.runs.merges import merge_pool
 from negmerge.runs.panels import draw_panels
 from negmerge.runs.plan import Plan, plan_run
@@ -63,6 +65,10 @@ def unlearn(context: Context) -> Run:
     # Write the unlearned model θ − λτ of the first method, the result and the manifest.
     files = write_unlearned(context, models)
     result = make_result(context, models, scores, measure_added(context, models))
+    result, matched = add_matched(context, models, result)
+    files += matched
+    if context.illustrated:
+        result = add_geometry(context, models, result)
     write_json(context.store.scores, result.tree())
     if context.illustrated:
         files += draw_panels(context, models, scores)

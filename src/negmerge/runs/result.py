@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from negmerge.runs.geometry_record import Geometry
 from negmerge.runs.records import Number, Pair, Record
 from negmerge.scenarios.settings import Description
 
@@ -118,6 +119,9 @@ class MethodRow(Scored):
         members, elements, anatomy: the number of merged models and of elements of a task vector,
             and its zeros by group of layers.
         settings, options, tried: the settings, options and tries of a rival.
+        matched: λ and every metric at the level of `RunResult.matching`, and `matched_gap`, the
+            mean distance of the metrics but the forget metric to the retrained model.
+        unmatched: why there is no λ with that level.
     """
 
     method: str
@@ -143,6 +147,8 @@ class MethodRow(Scored):
     settings: dict[str, Any] = Field(default_factory=dict)
     options: dict[str, Any] = Field(default_factory=dict)
     tried: list[Tried] = Field(default_factory=list)
+    matched: dict[str, Number] = Field(default_factory=dict)
+    unmatched: str | None = None
 
     @model_validator(mode="after")
     def _check_tries(self) -> MethodRow:
@@ -185,6 +191,24 @@ class MemberRow(MetricRow):
     scale: Number | None = None
     intervals: dict[str, Pair] = Field(default_factory=dict)
     avg_gap: Number | None = None
+    matched: dict[str, Number] = Field(default_factory=dict)
+
+
+class Matching(Record):
+    """The level of forgetting at which methods are compared, on the samples that choose λ.
+
+    Args:
+        metric: the forget metric.
+        stated: whether the recipe states the level; otherwise it is that of the retrained model.
+        retrained: the metrics of the retrained model on these samples.
+        samples: the number of samples of each set, if the scenario has sets.
+    """
+
+    metric: str
+    level: Number
+    stated: bool
+    retrained: dict[str, Number] = Field(default_factory=dict)
+    samples: dict[str, Count] = Field(default_factory=dict)
 
 
 class RunResult(Record):
@@ -194,6 +218,8 @@ class RunResult(Record):
         format: the version of the file; files of negmerge 0.1 do not have this field.
         methods: in the order of the recipe; the first made the unlearned model.
         splits: the description of the data.
+        matching: the level of the fields `matched` of the rows.
+        geometry: lengths, distances and losses along paths, which only the page shows.
     """
 
     format: Literal["negmerge-scores/1"] = "negmerge-scores/1"
@@ -205,6 +231,8 @@ class RunResult(Record):
     splits: Description
     pool: list[MemberRow]
     warnings: list[str]
+    matching: Matching | None = None
+    geometry: Geometry | None = None
 
     @model_validator(mode="after")
     def _check_chosen_on(self) -> RunResult:

@@ -173,7 +173,9 @@ class Run(RunDirectory):
             problem: the hash of what the result depends on beside the recipe.
             artefacts: all files of this run.
         """
-        for path in {*self.folder.glob("patches/*"), *self.folder.glob("sweeps/*")} - {*artefacts}:
+        folders = ("patches", "sweeps", "matched")
+        steps = {path for name in folders for path in self.folder.glob(f"{name}/*")}
+        for path in steps - {*artefacts}:
             made = self.journal.get(f"{path.parent.name}/{path.stem}")
             if made is not None and path.is_file() and made.sha256 == file_digest(path):
                 path.unlink()

@@ -20,7 +20,7 @@ from negmerge.evaluation.search import Advance
 from negmerge.scenarios.base import PanelContent, PanelModel
 from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.image_settings import ImageSettings
-from negmerge.training.feeds import Batch, Feed, Indices
+from negmerge.training.feeds import Batch, Feed, Indices, spaced
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective
 from negmerge.training.loop import cross_entropy as cross_entropy_loss
@@ -116,7 +116,7 @@ class ClassifierScenario(DataScenario):
     def images_to_show(self, feed: Feed) -> Indices:
         """The positions of the images of the panel, evenly spaced in the set or in each class."""
         if not self.shown_classes:
-            return spaced(len(feed))
+            return spaced(len(feed), IMAGES)
         labels = np.concatenate([feed.test_batch(some)[1].numpy() for some in batches(len(feed))])
         share = max(IMAGES // len(self.shown_classes), 1)
         numbers = [list(self.class_names).index(name) for name in self.shown_classes]
@@ -171,15 +171,6 @@ def maps_of(
         maps = grad_cam(network, inputs, labels)
         with torch.inference_mode():
             return maps, network(inputs).float().softmax(1).cpu()
-
-
-def spaced(size: int, count: int = IMAGES) -> Indices:
-    """Return at most `count` evenly spaced positions.
-
-    >>> spaced(100), spaced(2)
-    (array([ 0, 33, 66, 99]), array([0, 1]))
-    """
-    return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))
 
 
 def explanation(classes: Sequence[str], models: Sequence[PanelModel]) -> str:

@@ -84,6 +84,35 @@ class CachedFeed(_Wrapper):
         return batch
 
 
+class PickedFeed(_Wrapper):
+    """The test batches of some samples of another feed.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> feed = DatasetFeed(TensorDataset(torch.zeros(4, 2), torch.arange(4)))
+    >>> PickedFeed(feed, np.array([1, 3])).test_batch(np.array([1]))[1].tolist()
+    [3]
+    """
+
+    def __init__(self, feed: Feed, where: Indices) -> None:
+        super().__init__(feed)
+        self.where = where
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def test_batch(self, picked: Indices) -> Batch:
+        return self.feed.test_batch(self.where[picked])
+
+
+def spaced(size: int, most: int) -> Indices:
+    """Return at most so many evenly spaced positions.
+
+    >>> spaced(100, 4).tolist(), spaced(2, 4).tolist(), spaced(0, 4).tolist()
+    ([0, 33, 66, 99], [0, 1], [])
+    """
+    return np.unique(np.linspace(0, size - 1, min(most, size)).astype(np.int64))
+
+
 class DatasetFeed:
     """A feed of a map-style torch Dataset with samples as described in `samples`.
 

@@ -89,6 +89,8 @@ class Metric:
         histogram: the histograms that the page shows beside the number.
         compares: for a metric that compares a model with the retrained one: the set, the column,
             and a function of the two columns; `value` then returns None.
+        interval: the 95 % interval of a value, from the value and the number of samples of the
+            first set; None if an interval needs more.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Metric:
     reported: bool = True
     histogram: Histogram | None = None
     compares: Comparison | None = None
+    interval: Callable[[float, int], tuple[float, float]] | None = None
 
     @property
     def heading(self) -> str:
@@ -131,15 +134,16 @@ class Metric:
 
 RESERVED = frozenset((
     "agreement", "anatomy", "avg_gap", "cost_ratio", "criterion", "direction", "edge", "elements",
-    "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "member",
-    "members", "method", "options", "order", "samples", "samples_processed", "scale",
+    "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "matched", "matched_gap",
+    "member", "members", "method", "options", "order", "samples", "samples_processed", "scale",
     "seconds", "seconds_merge", "seconds_search", "settings", "sparsity", "sparsity_parts",
-    "splits", "title", "tried", "validation",
+    "splits", "title", "tried", "unmatched", "validation",
 ))  # fmt: skip
 """Other fields of the rows of `scores.json`, which no metric may be named like."""
 
 TABLES = frozenset((
-    "component", "depth", "dissent", "members", "prefixes", "scores", "sweeps", "tries",
+    "component", "depth", "dissent", "geometry", "matched", "members", "prefixes", "scores",
+    "sweeps", "tries",
 ))  # fmt: skip
 """The names of the tables of every page, which no histogram may have."""
 FILE = re.compile(r"([A-Za-z0-9_-]+)\.csv")

@@ -60,5 +60,6 @@ for _set in ("retain", "forget", "test", "holdout"):
             value=partial(_accuracy, _set),
             in_gap=_set != "holdout",
             reported=_set != "holdout",
+            interval=interval,
         ),
     )

@@ -163,8 +163,8 @@ def test_what_cannot_be_compared(methods, against, told):
 def test_the_sentences_of_a_study():
     study = compared()
     assert decided_texts(study) == [
-        "accuracy on the forget set – better than consensus: uniform; undecided: ties",
-        "accuracy on the retain set – worse than consensus: uniform; undecided: ties",
+        "Accuracy on the forget set: uniform is better than consensus; ties is undecided.",
+        "Accuracy on the retain set: uniform is worse than consensus; ties is undecided.",
     ]
     first, second = undecided_texts(study)
     assert "no number of seeds decides a difference of zero" in first

@@ -18,7 +18,7 @@ VERDICTS = {
     "undecided": Style("grey", "o"),
 }
 """The colour and the marker of a mean difference by verdict; the marker points where it lies."""
-WIDEST = 60
+WIDEST = 44
 """The number of characters after which the label of the axis is broken."""
 
 
@@ -30,7 +30,7 @@ def forest(study: Comparison, name: str) -> str:
     label = fill(f"{metric.label}: {what}difference from {study.against}{unit}", WIDEST)
     title = f"Paired differences from {study.against}: {metric.label}"
     id = f"forest-{list(study.metrics).index(name)}"
-    chart = Chart(id, title, label, "", 1.35 + 0.36 * len(found), VERDICTS)
+    chart = Chart(id, title, label, "", 1.2 + 0.34 * len(found), VERDICTS, width=4.2)
     chart.axes.axvline(0, color=TEXT, linewidth=1, zorder=1)
     for position, one in enumerate(found):
         _row(chart, position, one, study)
@@ -39,8 +39,9 @@ def forest(study: Comparison, name: str) -> str:
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    largest = max(abs(end) for end in axes.get_xlim())
-    axes.set_xlim(-largest, largest)  # zero in the middle: the sides can be compared
+    low, high = axes.get_xlim()
+    least = 0.15 * max(-low, high)  # room for a word on either side of zero
+    axes.set_xlim(min(low, -least), max(high, least))
     if found[0].better == "lower":
         axes.invert_xaxis()
     beside: dict[str, Any] = {"transform": axes.transAxes, "va": "bottom", "color": TEXT}
@@ -64,4 +65,4 @@ def _row(chart: Chart, position: int, one: Difference, study: Comparison) -> Non
         chart.tag(line, verdict)
         told += f" [{texts(mean.low, metric)} to {texts(mean.high, metric)}], {verdict}, "
         told += f"p = {one.t_holm:.2g}, better in {one.better_seeds} of {mean.n} seeds"
-    chart.point(mean.mean, position - 0.08, verdict, told, size=9, zorder=4)
+    chart.point(mean.mean, position - 0.08, verdict, told, size=7.5, zorder=4)

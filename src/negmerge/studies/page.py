@@ -11,6 +11,7 @@ from negmerge.studies.figures import VERDICTS, forest
 from negmerge.studies.summary import (
     compared_text,
     decided_texts,
+    distance_texts,
     seeds_text,
     undecided_texts,
     warnings_of,
@@ -24,7 +25,8 @@ def glance(study: Comparison) -> Section:
     text = (
         f"For each method the mean difference from {study.against}, with its 95 % interval; the "
         "small dots are the single seeds. Right of the line the method is better. A coloured "
-        "marker is a verdict of the t test at 5 % after Holm's correction; grey is undecided."
+        "marker is a verdict of the t test at 5 % after Holm's correction for several methods; "
+        "grey is undecided. The intervals are not corrected."
     )
     if "retrained" in study.values.get(study.recipe.settings.forget_metric, {}):
         text += (
@@ -49,13 +51,14 @@ def means(study: Comparison) -> Section:
 
 def paired(study: Comparison) -> Section:
     """The differences of all methods, with their tests."""
-    others = len(study.methods) - 1
-    text = (
-        f"Each method less {study.against}, in the same seed. “MIA” and other metrics of which "
-        "values near the retrained model are better are compared by their distance from it. "
-        f"Holm's correction is over the {others} methods of a metric. “Detectable” is the "
-        "difference that the t test finds with a probability of 80 % at a level of 5 %, with this "
-        "number of seeds and this scatter, before the correction. The CSV file has all metrics."
+    text = " ".join(
+        [f"Each method less {study.against}, in the same seed.", *distance_texts(study)]
+    )
+    text += (
+        f" Holm's correction is for the {len(study.methods) - 1} comparisons of a metric. "
+        "“Detectable” is the difference that the t test finds with a probability of 80 % at a "
+        "level of 5 %, with this number of seeds and this scatter, before the correction. The CSV "
+        "file has all metrics."
     )
     notes = undecided_texts(study)
     if notes:

@@ -132,7 +132,8 @@ def signed_rank_test(values: NDArray[np.float64]) -> float:
     if not len(found):
         return 1.0
     if len(found) > EXACT:
-        return float(wilcoxon(found).pvalue)
+        tested: Any = wilcoxon(found)
+        return float(tested.pvalue)
     ranks = np.rint(2 * rankdata(np.abs(found))).astype(int)  # ties have halves
     counts = np.ones(1)  # of the choices of signs, by twice the sum of the positive ranks
     for rank in ranks:

@@ -98,18 +98,23 @@ def run_seeds(
     results = {seed: folder.find(seed) for seed in seeds}
     missing = [seed for seed, result in results.items() if result is None]
     if missing:
-        from negmerge.runs.pipeline import checked_scenario, run  # it imports torch
+        from negmerge.runs.pipeline import checked_scenario  # it imports torch
 
         checked_scenario(recipe.model_copy(update={"seed": missing[0]}), progress)
     folder.claim(recipe)
     for number, seed in enumerate(seeds, 1):
-        if seed not in missing:
-            continue
-        text = f"seed {seed}: run {number} of {len(seeds)}"
-        progress.note(text, seed=seed, number=number, of=len(seeds))
-        store = folder.run(seed)
-        own = recipe.model_copy(update={"seed": seed})
-        done = run(own, store.folder, progress=progress, reuse_from=store.reuse_from)
-        folder.keep(seed, done.result)
-        results[seed] = done.result
+        if results[seed] is None:
+            text = f"seed {seed}: run {number} of {len(seeds)}"
+            progress.note(text, seed=seed, number=number, of=len(seeds))
+            results[seed] = run_seed(recipe, seed, folder, progress)
     return {seed: result for seed, result in results.items() if result is not None}
+
+
+def run_seed(recipe: Recipe, seed: int, folder: StudyDirectory, progress: Progress) -> RunResult:
+    """Make or continue the run of a seed, and record its result."""
+    from negmerge.runs.pipeline import run
+
+    store, own = folder.run(seed), recipe.model_copy(update={"seed": seed})
+    done = run(own, store.folder, progress=progress, reuse_from=store.reuse_from)
+    folder.keep(seed, done.result)
+    return done.result

@@ -44,28 +44,33 @@ def difference_text(value: float, metric: Metric) -> str:
 def compared_text(study: Comparison) -> str:
     """What was compared with what, and how often."""
     others = [title for title in study.methods if title != study.against]
-    seeds = seeds_text(study.seeds)
     return (
-        f"{join_names(others, most=12)} compared with {study.against} in {seeds}: each seed "
-        "is one run of the recipe, and methods are compared within a run."
+        f"Compared with {study.against} in {seeds_text(study.seeds)}: "
+        f"{join_names(others, most=12)}. Each seed is one run of the recipe, and methods are "
+        "compared within a run."
     )
 
 
 def decided_texts(study: Comparison) -> list[str]:
     """For each number of the figure, which methods are better, worse and undecided."""
-    lines: list[str] = []
+    lines, than = list[str](), f" than {study.against}"
     for name in study.drawn:
-        found = study.of(name)
-        words = {
-            f"better than {study.against}": [
-                one.method for one in found if one.verdict == "better"
-            ],
-            f"worse than {study.against}": [one.method for one in found if one.verdict == "worse"],
-            "undecided": [one.method for one in found if one.verdict == "undecided"],
-        }
-        parts = [f"{word}: {join_names(names, most=12)}" for word, names in words.items() if names]
-        lines.append(f"{study.metrics[name].label} – {'; '.join(parts)}")
+        parts: list[str] = []
+        for verdict, rest in (("better", than), ("worse", than), ("undecided", "")):
+            titles = [one.method for one in study.of(name) if one.verdict == verdict]
+            verb = "is" if len(titles) == 1 else "are"
+            parts += [f"{join_names(titles, most=12)} {verb} {verdict}{rest}"] if titles else []
+        label = study.metrics[name].label
+        lines.append(f"{label[:1].upper()}{label[1:]}: {'; '.join(parts)}.")
     return lines
+
+
+def distance_texts(study: Comparison) -> list[str]:
+    """Which metrics are compared by their distance from the retrained model, if any are."""
+    near = [study.metrics[m].short for m in study.main if study.directed[m] == "reference"]
+    return (
+        [f"Compared by the distance from the retrained model: {join_names(near)}."] if near else []
+    )
 
 
 def undecided_texts(study: Comparison) -> list[str]:
@@ -81,7 +86,7 @@ def undecided_text(one: Difference, study: Comparison) -> str:
     text = f"{metric.label}, {one.method}: {difference_text(mean.mean, metric)}{unit}"
     if one.test.detectable is None:
         return f"{text} in one seed; no test is possible"
-    text += f"; a difference of {metric.number(one.test.detectable)} could have been seen"
+    text += f"; a difference of {metric.number(one.test.detectable)}{unit} could have been seen"
     if one.seeds_needed is not None:
         return f"{text}; about {one.seeds_needed:,} seeds would be needed to decide"
     if not mean.mean:

@@ -18,16 +18,16 @@ from negmerge.studies.statistics import Mean
 from negmerge.studies.summary import (
     compared_text,
     difference_text,
+    distance_texts,
     seeds_text,
-    undecided_texts,
     warnings_of,
 )
 from negmerge.support.terminal import escape_markup
 
 HEADINGS = {
     "difference": "difference",
+    "n": "seeds",
     "better_seeds": "better in",
-    "n": "of seeds",
     "t_p": "p, t test",
     "t_holm": "p, t test, Holm",
     "wilcoxon_p": "p, Wilcoxon",
@@ -66,7 +66,7 @@ def means_table(study: Comparison) -> MainTable:
 
 def differences_table(study: Comparison) -> MainTable:
     """The paired differences with both tests, both corrections and the verdict."""
-    names = ("metric", "method", "better_seeds", "n", "difference", "low", "high")
+    names = ("metric", "method", "n", "better_seeds", "difference", "low", "high")
     names += ("t_p", "t_holm", "wilcoxon_p", "wilcoxon_holm", "detectable", "verdict")
     renamed = {"low": "difference_low", "high": "difference_high"}
     rows: list[dict[str, Any]] = []
@@ -75,6 +75,7 @@ def differences_table(study: Comparison) -> MainTable:
         rows.append({renamed.get(name, name): tree[name] for name in names})
     frame = pd.DataFrame(rows).dropna(axis=1, how="all")
     everything = pd.DataFrame([one.tree() for one in study.differences])
+    everything = everything.astype(dict.fromkeys(("better_seeds", "seeds_needed"), "Int64"))
     everything.insert(2, "against", study.against)
     caption = f"Each method less {study.against}, over {seeds_text(study.seeds)}"
     headings = {name: replace(metric_of(name), short=heading) for name, heading in HEADINGS.items()}
@@ -109,7 +110,13 @@ def rendered(study: Comparison) -> list[RenderableType]:
             for name in study.main
         ]
         grid.add_row(model, *cells, end_section=model in ("retrained", study.against))
-    lines = [compared_text(study), *undecided_texts(study), *warnings_of(study)]
+    lines = [compared_text(study), *distance_texts(study), *warnings_of(study)]
+    verdicts = [one.verdict for name in study.main for one in study.of(name)]
+    if "undecided" in verdicts:
+        lines.append(
+            f"Undecided: {verdicts.count('undecided')} of {len(verdicts)} differences; the page "
+            "says how many seeds would decide."
+        )
     return [grid, *map(printable, lines)]
 
 

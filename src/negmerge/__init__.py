@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from negmerge.runs.methods import Pool as Pool
     from negmerge.runs.pipeline import run as run
     from negmerge.runs.recipe import Recipe as Recipe
+    from negmerge.studies.study import study as study
     from negmerge.training.hyperparameters import HyperParameters as HyperParameters
     from negmerge.vectors.adapter_output import save_adapter as save_adapter
     from negmerge.vectors.apply import apply as apply
@@ -47,6 +48,7 @@ _HOME = {
     "report": "negmerge.reports.page",
     "run": "negmerge.runs.pipeline",
     "save_adapter": "negmerge.vectors.adapter_output",
+    "study": "negmerge.studies.study",
     "unlearn": "negmerge.api.unlearn",
 }
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

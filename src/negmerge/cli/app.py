@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter, Token
 
 from negmerge.support.remote.urls import is_url
+from negmerge.support.seeds import parse_seeds
 
 app = App(
     name="negmerge",
@@ -27,6 +28,11 @@ def _output_path(_: Any, tokens: Sequence[Token]) -> Path:
     return Path(tokens[0].value)
 
 
+def _seeds(_: Any, tokens: Sequence[Token]) -> list[int]:
+    """Parse seeds, as in `0-11`, `0,3,5` and `0 1 2`."""
+    return parse_seeds([token.value for token in tokens])
+
+
 _OUT = Parameter(name=["--out", "-o"], converter=_output_path)
 Out = Annotated[Path, _OUT]
 OptionalOut = Annotated[Path | None, _OUT]
@@ -34,6 +40,8 @@ Given = str
 """A path or a URL; the `Path` of a URL would join its slashes."""
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="")]
 Options = Annotated[list[str] | None, Parameter(negative="")]
-Seeds = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
+_SEEDS = Parameter(consume_multiple=True, negative="", converter=_seeds)
+Seeds = Annotated[list[int], _SEEDS]
+OptionalSeeds = Annotated[list[int] | None, _SEEDS]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 Flag = Annotated[bool, Parameter(negative="")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.filesize import decimal
 
-from negmerge.cli.app import Flag, Given, Json, OptionalOut, Seeds, Set, app
+from negmerge.cli.app import Flag, Given, Json, OptionalOut, OptionalSeeds, Set, app
 from negmerge.cli.arguments import fraction, place
 from negmerge.errors import OptionError, printable
 from negmerge.support.progress import make_progress
@@ -116,7 +116,7 @@ def reproduce(
     scale: Literal["desk", "paper"] = "desk",
     out: OptionalOut = None,
     set_: Set = None,
-    seeds: Seeds = None,
+    seeds: OptionalSeeds = None,
     part: str | None = None,
     yes: Flag = False,
     dry_run: Flag = False,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from negmerge.errors import OptionError
 from negmerge.paper.division import Part, parts_of
 from negmerge.paper.experiments import PlannedRun, TableScale, experiment
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.store import Run
 from negmerge.scenarios.base import identity
+from negmerge.support.seeds import check_seeds
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ def trials_of(
 ) -> list[Trial]:
     """All runs of a table; the arguments are those of `reproduce`."""
     wanted = experiment(table)
-    if seeds is not None and (not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0):
-        got = " ".join(map(str, seeds)) or "none"
-        raise OptionError(f"--seeds: got {got}, wanted different whole numbers from 0")
-    seeds = range(wanted.seeds if scale == "paper" else 1) if seeds is None else seeds
+    default = range(wanted.seeds if scale == "paper" else 1)
+    seeds = default if seeds is None else check_seeds(seeds)
     trials = [
         Trial(number, planned, planned.load(seed, changes))
         for number, planned in enumerate(wanted.runs(scale))

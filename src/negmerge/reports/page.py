@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -16,7 +16,7 @@ from negmerge.reports.frames import Missing, NotMeasured
 from negmerge.reports.inspection import contents_of, progress_text
 from negmerge.reports.page_data import PageData
 from negmerge.reports.sections import Section, sections_of
-from negmerge.reports.styles import COLOURS, SYMBOLS, style_of
+from negmerge.reports.styles import COLOURS, SYMBOLS, Styles, style_of
 from negmerge.reports.summary import summary_of
 from negmerge.runs.recipe import load_recipe
 from negmerge.runs.records import Manifest
@@ -139,19 +139,12 @@ class PageBuilder:
     ) -> str:
         """The page as HTML."""
         summary = page and self.attempt("The summary", partial(summary_of, page))
-        styles = page.styles if page else {}
         recipe = self.attempt(
             "The text of the recipe", partial(read_bytes, self.run.recipe, MAX_YAML)
         )
-        environment = Environment(
-            loader=PackageLoader("negmerge.reports"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.filters["unbroken"] = unbroken
-        return environment.get_template("page.html.j2").render(
+        return render_page(
+            "page.html.j2",
+            page.styles if page else {},
             title=title or "A run of negmerge",
             finished=self.run.finished,
             summary=summary,
@@ -163,11 +156,32 @@ class PageBuilder:
             in_memory=page is not None and page.recipe.settings.in_memory,
             manifest=self.manifest,
             data=page and page.result.splits.fingerprint,
-            colours=COLOURS,
-            style_of=lambda name: styles.get(name, style_of(name)),
-            symbols=SYMBOLS,
-            downloads=downloads,
         )
+
+
+def render_page(template: str, styles: Styles, **variables: Any) -> str:
+    """Return a page as HTML.
+
+    Args:
+        template: `page.html.j2`, or a template that extends it.
+        styles: the styles of the names in legends and tables.
+        variables: the variables of the template.
+    """
+    environment = Environment(
+        loader=PackageLoader("negmerge.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["unbroken"] = unbroken
+    return environment.get_template(template).render(
+        colours=COLOURS,
+        style_of=lambda name: styles.get(name, style_of(name)),
+        symbols=SYMBOLS,
+        downloads=downloads,
+        **variables,
+    )
 
 
 def unbroken(text: str) -> str:

@@ -89,22 +89,9 @@ class RunDirectory:
         A link could lead to files of others, which a run would read, overwrite or remove. The path
         of the folder itself may contain links.
         """
-        folders = [self.folder]
-        while folders:
-            try:
-                entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
-            except FileNotFoundError:
-                continue  # there is no run yet, or another process has just removed the folder
-            except OSError as error:
-                raise FileError(f"{error.filename}: cannot be read: {error.strerror}") from None
-            except ValueError as error:  # a NUL character, or half a surrogate pair
-                raise FileError(f"{quoted(self.folder)}: cannot be a folder: {error}") from None
-            for entry in entries:
-                link = entry.is_symlink()
-                if not link and entry.is_dir():
-                    folders.append(Path(entry.path))
-                elif link or not entry.is_file():
-                    self._refuse(entry.path, link)
+        found = irregular_entry(self.folder)
+        if found is not None:
+            self._refuse(found.path, found.is_symlink())
         return self
 
     def _refuse(self, path: str, link: bool) -> None:
@@ -134,6 +121,30 @@ class RunDirectory:
     def clear_state(self) -> None:
         """Remove the state of work in progress."""
         remove_files(self.states, STATE_FILE)
+
+
+def irregular_entry(folder: Path) -> os.DirEntry[str] | None:
+    """Return a link, a pipe or a device below a folder; None if there are only files and folders.
+
+    A folder that does not exist has none.
+    """
+    folders = [folder]
+    while folders:
+        try:
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue  # there is no folder yet, or another process has just removed it
+        except OSError as error:
+            raise FileError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        except ValueError as error:  # a NUL character, or half a surrogate pair
+            raise FileError(f"{quoted(folder)}: cannot be a folder: {error}") from None
+        for entry in entries:
+            link = entry.is_symlink()
+            if not link and entry.is_dir():
+                folders.append(Path(entry.path))
+            elif link or not entry.is_file():
+                return entry
+    return None
 
 
 def remove_files(folder: Path, names: re.Pattern[str]) -> None:

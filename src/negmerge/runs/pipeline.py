@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from negmerge.errors import NegMergeError, OptionError
+from negmerge.errors import NegMergeError
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_measured, check_methods
@@ -19,7 +19,7 @@ from negmerge.runs.merges import merge_pool
 from negmerge.runs.panels import draw_panels
 from negmerge.runs.plan import Plan, plan_run
 from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
-from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
+from negmerge.runs.recipe import Recipe, load_recipe, named_recipe
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
 from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
@@ -127,12 +127,9 @@ def run(
         reuse_from: directories of other runs; models that they trained are used again.
     """
     recipe, store = open_recipe(recipe, out, changes, reuse_from)
-    check_methods(recipe)
     with ExitStack() as stack:
         shown = stack.enter_context(make_progress()) if progress is None else progress
-        scenario = recipe.make_scenario(shown)
-        check_measured(recipe, scenario)
-        scenario.check()  # before anything is written
+        scenario = checked_scenario(recipe, shown)  # before anything is written
         for note in (*scenario.describe().notes, *recipe.member_notes):
             print_warning(note)  # before hours of work, not after
         stack.enter_context(store.locked())
@@ -152,13 +149,17 @@ def open_recipe(
     reuse_from: Sequence[Path] = (),
 ) -> tuple[Recipe, Run]:
     """Return the recipe and the directory of a run; the arguments are those of `run`."""
-    if isinstance(recipe, Recipe):
-        if changes:
-            raise OptionError("changes: need the name or path of a recipe; got a Recipe")
-    else:
-        out = Path("runs") / Path(recipe or DEFAULT).stem if out is None else out
-        recipe = load_recipe(recipe, changes)
-    return recipe, Run("runs/recipe" if out is None else out, reuse_from).check_contents()
+    recipe, name = named_recipe(recipe, changes)
+    return recipe, Run(Path("runs") / name if out is None else out, reuse_from).check_contents()
+
+
+def checked_scenario(recipe: Recipe, progress: Progress) -> Scenario:
+    """Return the scenario of a recipe; raise if the recipe cannot run or its data is missing."""
+    check_methods(recipe)
+    scenario = recipe.make_scenario(progress)
+    check_measured(recipe, scenario)
+    scenario.check()
+    return scenario
 
 
 def plan(
@@ -169,11 +170,7 @@ def plan(
 ) -> Plan:
     """Plan a run without starting anything; the arguments are those of `run`."""
     recipe, store = open_recipe(recipe, out, changes)
-    check_methods(recipe)
-    scenario = recipe.make_scenario(progress)
-    check_measured(recipe, scenario)
-    scenario.check()
-    return plan_run(recipe, scenario, store, progress)
+    return plan_run(recipe, checked_scenario(recipe, progress), store, progress)
 
 
 def finished(store: Run, recipe: Recipe, scenario: Scenario) -> bool:

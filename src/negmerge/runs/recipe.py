@@ -224,6 +224,25 @@ def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> 
     return _update_title(check_recipe(tree, where), before)
 
 
+def named_recipe(
+    recipe: Recipe | str | Path | None, changes: Sequence[str] = ()
+) -> tuple[Recipe, str]:
+    """Return a recipe, and the name of the folder that a run of it has by default.
+
+    >>> named_recipe("demo")[1], named_recipe(Recipe(seed=3))[1]
+    ('demo', 'recipe')
+
+    Args:
+        recipe: a Recipe, or what `load_recipe` takes.
+        changes: only for a name or a path.
+    """
+    if not isinstance(recipe, Recipe):
+        return load_recipe(recipe, changes), Path(recipe or DEFAULT).stem
+    if changes:
+        raise OptionError("changes: need the name or path of a recipe; got a Recipe")
+    return recipe, "recipe"
+
+
 def change_fields(tree: dict[str, Any], changes: Sequence[str]) -> None:
     """Change fields of a tree, as `--set` does."""
     for change in changes:

@@ -1,0 +1,203 @@
+"""Methods paired by seed: directions, references, gaps in the data, verdicts, orders."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from negmerge.errors import OptionError
+from negmerge.evaluation.metrics import metrics
+from negmerge.runs.result import MethodRow
+from negmerge.studies.comparison import Comparison, Difference, numbers_of
+from negmerge.studies.summary import decided_texts, undecided_texts, warnings_of
+from paired import Values, recipe_of, results_of
+
+ACCURACIES: Values = {
+    "acc_retain": {
+        "original": [99.0] * 4, "retrained": [98.0] * 4,
+        "consensus": [95.0, 96.0, 95.5, 96.5], "uniform": [90.1, 90.8, 90.5, 91.4],
+        "ties": [95.2, 95.9, 95.4, 96.7],
+    },
+    "acc_forget": {
+        "original": [99.0] * 4, "retrained": [70.0] * 4,
+        "consensus": [80.0, 82.0, 81.0, 83.0], "uniform": [75.2, 77.0, 75.9, 78.1],
+        "ties": [80.0, 82.0, 81.0, 83.0],
+    },
+    "mia": {
+        "original": [10.0] * 4, "retrained": [40.0, 41.0, 39.0, 40.0],
+        "consensus": [30.0, 31.0, 29.0, 30.0], "uniform": [60.0, 61.5, 58.9, 60.1],
+        "ties": [50.0, 51.0, 49.0, 50.0],
+    },
+}  # fmt: skip
+
+
+def compared(values: Values = ACCURACIES, against: str | None = None, **fields: Any) -> Comparison:
+    recipe = recipe_of("consensus", "uniform", "ties", **fields)
+    return Comparison(recipe, results_of(values), against)
+
+
+def one(study: Comparison, metric: str, method: str) -> Difference:
+    return next(found for found in study.of(metric) if found.method == method)
+
+
+def test_the_direction_of_a_metric_decides_what_is_better():
+    study = compared()
+    lower = one(study, "acc_forget", "uniform")
+    assert lower.test.mean.mean == pytest.approx(-4.95)
+    assert (lower.better, lower.verdict, lower.better_seeds) == ("lower", "better", 4)
+    higher = one(study, "acc_retain", "uniform")
+    assert (higher.better, higher.verdict, higher.better_seeds) == ("higher", "worse", 0)
+    assert higher.seeds_needed is None
+
+
+def test_a_metric_with_a_reference_is_compared_by_the_distance_from_it():
+    study = compared()
+    further = one(study, "mia", "uniform")
+    assert further.by_seed == pytest.approx({0: 10.0, 1: 10.5, 2: 9.9, 3: 10.1})
+    assert (further.better, further.verdict) == ("lower", "worse")
+    other_side = one(study, "mia", "ties")  # as far above as consensus is below
+    assert set(other_side.by_seed.values()) == {0.0}
+    assert (other_side.test.t_p, other_side.verdict) == (1.0, "undecided")
+
+
+def test_without_a_retrained_model_such_a_metric_has_no_verdict():
+    study = Comparison(recipe_of("consensus", "uniform"), results_of(ACCURACIES, retrained=False))
+    found = one(study, "mia", "uniform")
+    assert found.by_seed[0] == 30.0
+    assert (found.better, found.verdict, found.better_seeds) == (None, "", None)
+    assert "mia" not in study.main
+
+
+def test_the_correction_is_over_the_methods_of_one_metric():
+    study = compared()
+    for metric in ("acc_forget", "acc_retain"):
+        found = study.of(metric)
+        raw = sorted(row.test.t_p for row in found if row.test.t_p is not None)
+        assert min(row.t_holm or 0 for row in found) == pytest.approx(2 * raw[0])
+        assert {row.comparisons for row in found} == {2}
+
+
+def test_another_method_to_compare_with():
+    study = compared(against="uniform")
+    assert [row.method for row in study.of("acc_forget")] == ["consensus", "ties"]
+    assert one(study, "acc_forget", "consensus").verdict == "worse"
+
+
+def test_a_method_that_is_missing_in_some_seeds_is_paired_over_the_others():
+    values = {m: dict(found) for m, found in ACCURACIES.items()}
+    for found in values.values():
+        found["ties"] = [None, found["ties"][1], None, found["ties"][3]]
+    study = compared(values)
+    found = one(study, "acc_retain", "ties")
+    assert found.by_seed == pytest.approx({1: -0.1, 3: 0.2})
+    assert found.test.mean.n == 2
+    assert one(study, "acc_retain", "uniform").test.mean.n == 4
+    assert any("ties (2)" in line for line in warnings_of(study))
+    for metric in values.values():
+        metric["ties"] = [None] * 4
+    assert [row.method for row in compared(values).of("mia")] == ["uniform"]
+
+
+def test_one_seed_has_no_verdict_and_says_so():
+    values = {m: {k: v[:1] for k, v in found.items()} for m, found in ACCURACIES.items()}
+    study = compared(values)
+    assert {row.verdict for row in study.differences} == {"undecided", ""}
+    assert any(line.startswith("One seed:") for line in warnings_of(study))
+    assert all("no test is possible" in line for line in undecided_texts(study))
+    json.dumps([row.tree() for row in study.differences], allow_nan=False)
+
+
+def test_the_order_is_that_of_reports_and_everything_is_there():
+    study = compared()
+    assert list(study.values)[:3] == ["acc_forget", "acc_retain", "mia"]
+    assert study.main == ["acc_forget", "acc_retain", "mia"]
+    assert {"scale", "evaluations"} <= set(study.values)
+    assert "seconds" not in study.values
+    assert one(study, "scale", "uniform").verdict == ""
+    assert study.drawn == ["acc_forget", "acc_retain"]  # what match_holdout reads: forget, test
+
+
+def test_fields_that_map_names_to_numbers_become_numbers():
+    row = results_of(ACCURACIES)[0].methods[0]
+    fields = row.model_dump() | {"validation": {"acc_retain": 90.0}, "agreement": 60.0}
+    found = numbers_of(MethodRow.model_validate(fields))
+    assert found["validation.acc_retain"] == 90.0
+    assert found["agreement"] == 60.0
+    assert not {"looked", "edge", "seconds", "samples"} & found.keys()
+    results = results_of(ACCURACIES)
+    for result in results.values():
+        for place, method in enumerate(result.methods):
+            change = {"validation": {"mia": float(place), "own": 1.0}}
+            result.methods[place] = method.model_copy(update=change)
+    study = Comparison(recipe_of("consensus", "uniform", "ties"), results)
+    assert study.directed["validation.mia"] == "reference"
+    assert "validation.own" not in study.directed
+    assert study.metrics["validation.mia"].short == f"{metrics.get('mia').short}, validation"
+    assert study.compared("validation.mia")["uniform"][1] == 40.0  # from 41, not from 0
+    assert "validation.mia" in study.main
+
+
+@pytest.mark.parametrize(
+    ("methods", "against", "told"),
+    [
+        (["consensus"], None, r"methods: got consensus, wanted at least two to compare"),
+        (["consensus", "uniform"], "uniforn", r"--against: unknown method .* mean 'uniform'\?"),
+        (["consensus", "uniform"], "", r"--against: unknown method ''"),
+        (
+            ["consensus", {"name": "uniform", "add": 0.5}],
+            None,
+            r"methods: got consensus, wanted at least two",
+        ),
+    ],
+)
+def test_what_cannot_be_compared(methods, against, told):
+    with pytest.raises(OptionError, match=told):
+        Comparison(recipe_of(*methods), {}, against)
+
+
+def test_the_sentences_of_a_study():
+    study = compared()
+    assert decided_texts(study) == [
+        "Accuracy on the forget set: uniform is better than consensus; ties is undecided.",
+        "Accuracy on the retain set: uniform is worse than consensus; ties is undecided.",
+    ]
+    first, second = undecided_texts(study)
+    assert "no number of seeds decides a difference of zero" in first
+    needed = one(study, "acc_retain", "ties").seeds_needed
+    assert "+0.05 points; a difference of 0.3" in second
+    assert f"about {needed} seeds would be needed" in second
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.fixed_dictionaries(
+            {
+                name: st.lists(st.integers(0, 20).map(float), min_size=n, max_size=n)
+                for name in ("retrained", "consensus", "uniform", "ties")
+            }
+        )
+    ),
+    st.sampled_from(["acc_forget", "acc_retain", "mia"]),
+)
+def test_laws_of_every_comparison(found: dict[str, list[float]], metric: str):
+    """No NaN anywhere; two methods compared the other way round have the opposite verdict."""
+    study = compared({metric: found})
+    turned = compared({metric: found}, against="uniform")
+    json.dumps([row.tree() for row in study.differences], allow_nan=False)
+    ours, theirs = one(study, metric, "uniform"), one(turned, metric, "consensus")
+    assert ours.test.mean.mean == pytest.approx(-theirs.test.mean.mean)
+    assert ours.test.t_p == pytest.approx(theirs.test.t_p)
+    assert ours.better_seeds is not None
+    assert theirs.better_seeds is not None
+    assert ours.better_seeds + theirs.better_seeds <= len(found["uniform"])
+    for row in study.of(metric):
+        assert row.t_holm is None or row.t_holm >= (row.test.t_p or 0)
+        gain = row.test.mean.mean * (-1 if row.better == "lower" else 1)
+        if row.verdict != "undecided":
+            assert math.copysign(1, gain) == (1 if row.verdict == "better" else -1)

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from negmerge.errors import OptionError, ValueRangeError
+from negmerge.evaluation.limits import Limit, Row, is_finite, share_limit
 from negmerge.evaluation.scores import avg_gap
 from negmerge.registry import Registry
-
-Row = dict[str, float]
-"""`scale`, and every metric measured at that λ."""
 
 Reference = Mapping[str, Any] | None
 """The scores of the retrained model, if there is one."""
@@ -34,6 +32,8 @@ class Criterion:
             forget more, even if the loss on a few samples does not fall.
         best: the lower bound of the loss; if a λ reaches it, no larger λ is tried.
         reported_as: the reported metric that replaces a metric that is not reported.
+        limit: for a criterion that limits λ by one metric, the limit; the search for λ then uses
+            the metric up to its limit. Without it, λ is found by bisection.
     """
 
     name: str
@@ -46,15 +46,26 @@ class Criterion:
     limits: bool = False
     best: float = 0.0
     reported_as: Mapping[str, str] = field(default_factory=dict)
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen λ, its loss, and whether a λ beyond the edge of the grid may be better."""
+    """The chosen λ.
+
+    Args:
+        loss: its loss by the criterion.
+        edge: whether a λ larger than all measured ones may be better.
+        left: the share of what the limited metric may lose that is not lost at the chosen λ; None
+            without a limit.
+        largest: whether no larger λ that was measured is allowed.
+    """
 
     scale: float
     loss: float
     edge: bool
+    left: float | None = None
+    largest: bool = True
 
 
 def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = None) -> Choice:
@@ -70,7 +81,11 @@ def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = Non
         raise OptionError(
             "a sweep must begin at λ = 0: criteria compare with the original model; add λ = 0"
         )
-    losses = [(criterion.loss(row, ordered[0], reference), row["scale"]) for row in ordered]
+    zero = ordered[0]
+    losses = [
+        (criterion.loss(row, zero, reference) if is_finite(row) else None, row["scale"])
+        for row in ordered
+    ]
     for loss, scale in losses:
         if loss is not None and math.isnan(loss):
             raise ValueRangeError(
@@ -85,7 +100,14 @@ def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = Non
     loss, scale = min(allowed)
     last = losses[-1][0]
     edge = last is not None if criterion.limits else last == loss
-    return Choice(scale, loss, edge and loss > criterion.best)
+    chosen, limit = next(row for row in ordered if row["scale"] == scale), criterion.limit
+    return Choice(
+        scale,
+        loss,
+        edge and loss > criterion.best,
+        None if limit is None else limit.left(chosen, zero),
+        scale == allowed[-1][1],
+    )
 
 
 def _match_holdout(row: Row, zero: Row, reference: Reference) -> float:
@@ -118,9 +140,7 @@ def kept(row: Row, zero: Row, name: str, share: float, lower: bool = False) -> b
         lower: whether smaller values are better; then the value may be at most that of the original
             divided by the share.
     """
-    if lower:
-        return row[name] <= zero[name] / share + 1e-9
-    return row[name] >= share * zero[name] - 1e-9
+    return share_limit(name, share, lower).allows(row, zero)
 
 
 def _keep_retain(row: Row, zero: Row, reference: Reference) -> float | None:
@@ -160,6 +180,7 @@ def keep_share(
     if unknown:
         raise OptionError(f"lower: got {unknown[0]!r}, wanted {forget} or {retain}")
     sign, down = (-1 if forget in lower else 1), retain in lower
+    limit = share_limit(retain, share, down)
 
     def loss(row: Row, zero: Row, reference: Reference) -> float | None:
         if zero[retain] < 0:
@@ -168,19 +189,23 @@ def keep_share(
                 "of a negative number is not defined; return an accuracy, or a loss that `lower` "
                 "names"
             )
-        return sign * row[forget] if kept(row, zero, retain, share, down) else None
+        return sign * row[forget] if limit.allows(row, zero) else None
 
     def aim(metric: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
-        if metric != retain:
-            return None
-        limit = zero[retain] / share if down else share * zero[retain]
-        return limit, f"{bound} {limit:.4g}"
+        return (limit.value(zero), f"{bound} {limit.value(zero):.4g}") if metric == retain else None
 
     most, bound = ("highest" if sign < 0 else "lowest"), ("at most" if down else "at least")
-    limit = f"the original's divided by {share:g}" if down else f"{share:.0%} of the original's"
-    summary = f"{most} {forget} with a {retain} of {bound} {limit}"
+    value = f"the original's divided by {share:g}" if down else f"{share:.0%} of the original's"
     return Criterion(
-        name, summary, loss, aim, (forget, retain), "retain", limits=True, best=-math.inf
+        name,
+        f"{most} {forget} with a {retain} of {bound} {value}",
+        loss,
+        aim,
+        (forget, retain),
+        "retain",
+        limits=True,
+        best=-math.inf,
+        limit=limit,
     )
 
 
@@ -239,6 +264,7 @@ for _criterion in (
         ("acc_forget", "acc_retain"),
         "retain",
         limits=True,
+        limit=share_limit("acc_retain", KEPT),
     ),
     keep_share(
         KEPT, ["perplexity_retain"], "exact_forget", "perplexity_retain", name="keep_perplexity"

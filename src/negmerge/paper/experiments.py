@@ -76,6 +76,7 @@ class PlannedRun(Strict):
 BUFFERS = {
     "merge": "merged like weights, as in the task-vector code, with variances clamped at zero",
     "keep": "those of the original are kept",
+    "recalibrate": "computed again for each λ on held-out images without labels",
 }
 
 
@@ -94,6 +95,8 @@ def facts(recipe: Recipe) -> dict[str, Any]:
         text += f", up to {search.limit:g} while a larger one may be better"
     if search.strategy == "bracket":
         text += ", by bracketing"
+    if search.strategy == "refine":
+        text = f"at most {search.evaluations} values, up to the limit or around the optimum"
     return {
         "grid": text,
         "criterion": recipe.criterion,

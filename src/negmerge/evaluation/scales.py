@@ -20,7 +20,7 @@ FIRST = 0.25
 """The first λ of a search by doubling; of `refine` if the length of τ is not known."""
 LARGEST = 64.0
 """The largest λ of a search by doubling without a limit of its own."""
-FIRST_SHARE = 0.01
+FIRST_SHARE = 0.005
 """The length of the first change λτ of `refine`, as a share of the length of the weights."""
 LARGEST_SHARE = 64.0
 """The length of the largest one, if no limit is given."""

@@ -84,7 +84,9 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     """Descriptions of the settings of a recipe that the paper does not state.
 
     >>> facts(load_recipe("desk_clip_mnist"))["grid"]
-    '21 values from 0 to 4, up to 16 while a larger one may be better, by bracketing'
+    'at most 12 values, up to the limit or around the optimum'
+    >>> facts(load_recipe("clip_vit_b32"))["grid"]
+    '21 values from 0 to 1'
     """
     members, search = recipe.pool.members(), recipe.search
     first = members[0]

@@ -240,8 +240,8 @@ def unused_budgets(context: Context, models: Models) -> list[str]:
     if not far:
         return []
     return [
-        f"the largest allowed λ leaves over {100 * TOLERANCE:.0f} % of what {limit.metric} may lose: "
-        f"{', '.join(far)}; the metric has steps, or {context.recipe.search.evaluations} "
+        f"the largest allowed λ leaves over {100 * TOLERANCE:.0f} % of what {limit.metric} may "
+        f"lose: {', '.join(far)}; the metric has steps, or {context.recipe.search.evaluations} "
         "evaluations were too few: raise search.samples"
     ]
 

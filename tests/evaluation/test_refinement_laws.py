@@ -61,7 +61,7 @@ def searched(model: Model, criterion: Criterion, search=REFINE, unit=None, refer
     rows = search_scale(Curve(model, 1, **more), search, criterion, reference, unit)
     assert len(model.asked) == len({*model.asked}) <= search.evaluations
     assert model.asked[0] == 0 if model.asked else True
-    return rows, choose(rows, criterion, reference)
+    return rows, choose(rows, criterion, reference, search.tolerance)
 
 
 # --------------------------------------------------------------------------------------- to a limit
@@ -120,10 +120,9 @@ def test_a_metric_of_few_samples_is_used_to_the_last_step_that_is_found(place, e
     rows, found = searched(Model(forget=lambda scale: -scale, retain=retain), keep_share(0.95))
     above = [row["scale"] for row in rows if row["scale"] > found.scale]
     assert found.left is not None
-    near = found.left <= TOLERANCE
-    assert near or min(above) - found.scale <= RESOLUTION * min(above) or len(rows) == 12
-    if len(rows) == MOST_EVALUATIONS and not near:
-        assert min(above) <= 1.2 * found.scale
+    if found.left > TOLERANCE:
+        used_up = len(rows) == MOST_EVALUATIONS
+        assert min(above) - found.scale <= (0.2 if used_up else RESOLUTION) * min(above)
 
 
 @given(places)
@@ -131,7 +130,8 @@ def test_without_a_known_limit_λ_is_found_by_bisection(place):
     def loss(row, zero, reference):
         return -row["forget"] if row["scale"] <= place else None
 
-    plain = Criterion("own", "", loss, lambda *_: None, ("forget",), "retain", limits=True)
+    reads = ("forget",)
+    plain = Criterion("own", "", loss, lambda *_: None, reads, "retain", limits=True, best=-inf)
     model = Model(forget=lambda scale: scale)
     _, found = searched(model, plain)
     assert found.left is None
@@ -143,7 +143,7 @@ def test_any_curve_is_searched_in_few_evaluations_and_the_best_row_is_chosen(poi
     """No curve, however it jumps, is an error or costs more."""
 
     def place(scale: float) -> int:
-        return 0 if scale == 0 else 1 + int(100 * abs(log10(scale))) % len(points)
+        return 0 if scale == 0 else 1 + int(100 * abs(log10(scale))) % (len(points) - 1)
 
     points = [points[0], *points]
     model = Model(
@@ -343,8 +343,7 @@ def test_a_search_goes_on_where_it_stopped(tmp_path_factory, stop):
         return Model(until=50, forget=lambda scale: -scale, retain=lambda s: 100 - 0.01 * s)
 
     whole, _ = searched(first := model(), criterion, partial=folder / "whole.csv")
-    assert len(first.asked) == 7
-    assert any(isnan(row["retain"]) for row in whole), "λ = 64 is broken"
+    assert any(isnan(row["retain"]) for row in whole), "the largest λ are broken"
 
     class Stopped(Exception):
         pass
@@ -408,7 +407,7 @@ def test_with_confidence_the_end_of_the_interval_keeps_the_limit(place, half):
     assert rows[0]["retain.low"] == rows[0]["retain"] == 100
     assert chosen["retain.low"] == pytest.approx(chosen["retain"] - half)
     assert 95 - 1e-9 <= chosen["retain.low"] <= 95 + 5 * TOLERANCE + 1e-9
-    assert sure.scale < plain.scale
+    assert sure.scale <= plain.scale
     assert metrics_of(chosen).keys() == {"scale", "forget", "retain"}
 
 

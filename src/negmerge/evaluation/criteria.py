@@ -68,13 +68,23 @@ class Choice:
     largest: bool = True
 
 
-def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = None) -> Choice:
+def choose(
+    rows: Iterable[Row],
+    criterion: Criterion,
+    reference: Reference = None,
+    tolerance: float | None = None,
+) -> Choice:
     """Choose the best row by a criterion.
 
     >>> rows = [dict(scale=s, acc_forget=f, acc_retain=99.0, acc_holdout=90.0)
     ...         for s, f in ((0.0, 100.0), (0.5, 91.0), (1.0, 60.0))]
     >>> choose(rows, criteria.get("match_holdout")).scale
     0.5
+
+    Args:
+        tolerance: as `Search.tolerance`: the search ends at a λ that leaves this share of what may
+            be lost, or of the loss of λ = 0, and such a λ is not an edge. None: there is no such
+            end.
     """
     ordered = sorted(rows, key=lambda row: row["scale"])
     if not ordered or ordered[0]["scale"] != 0:
@@ -98,16 +108,16 @@ def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = Non
             f"search: no λ satisfies the criterion {criterion.name!r}; try other scales"
         )
     loss, scale = min(allowed)
-    last = losses[-1][0]
+    last, limit, best = losses[-1][0], criterion.limit, criterion.best
+    chosen = next(row for row in ordered if row["scale"] == scale)
+    left = None if limit is None else limit.left(chosen, zero)
     edge = last is not None if criterion.limits else last == loss
-    chosen, limit = next(row for row in ordered if row["scale"] == scale), criterion.limit
-    return Choice(
-        scale,
-        loss,
-        edge and loss > criterion.best,
-        None if limit is None else limit.left(chosen, zero),
-        scale == allowed[-1][1],
-    )
+    if edge and tolerance is not None and criterion.limits and limit is not None:
+        unused = limit.left(ordered[-1], zero)
+        edge = unused is None or unused > tolerance
+    elif edge and tolerance is not None and not criterion.limits and losses[0][0] is not None:
+        edge = loss > best + tolerance * (losses[0][0] - best)
+    return Choice(scale, loss, edge and loss > best, left, scale == allowed[-1][1])
 
 
 def _match_holdout(row: Row, zero: Row, reference: Reference) -> float:

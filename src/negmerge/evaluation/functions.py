@@ -111,7 +111,7 @@ def find_scale(
         rows = search_scale(curve, search, criterion, unit=unit_scale(vector, model))
         if state_digest(model) != before:
             raise OptionError(CHANGES)
-    choice = choose(rows, criterion)
+    choice = choose(rows, criterion, tolerance=search.tolerance)
     return FoundScale(choice.scale, [row for row in rows if is_finite(row)], choice.edge)
 
 

@@ -65,9 +65,11 @@ class Limit:
         >>> share_limit("acc_retain", 0.95).left({"acc_retain": 96.0}, {"acc_retain": 100.0})
         0.2
 
-        None if nothing may be lost.
+        None if nothing may be lost. The distance of the end of an interval from the value is not
+        counted as lost: it is there at the smallest λ, too.
         """
         budget = abs(zero[self.metric] - self.value(zero))
+        budget -= abs(row[self.metric] - row.get(self.bound, row[self.metric]))
         return self.margin(row, zero) / budget if budget > -LEAST_MARGIN else None
 
 

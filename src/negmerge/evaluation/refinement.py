@@ -73,21 +73,23 @@ def refine_to_limit(
     """
     known: dict[float, float] = {0.0: 0.0}
     """What is lost at each λ: 1 at the limit."""
-    low, high, resolution, sides = 0.0, inf, RESOLUTION, ""
+    low, high, resolution = 0.0, inf, RESOLUTION
+    sides = ""  # of the λ between two known ones: h was not allowed, l was
     scale = readable(min(first, largest))
     while len(known) < evaluations and scale not in known:
-        own = left(scale)
+        own, enclosed = left(scale), 0 < low < high < inf
         if own is None or own < 0:
-            known[scale], high, sides = inf if own is None else 1 - own, scale, f"{sides}h"
+            known[scale], high = inf if own is None else 1 - own, scale
         elif reached(scale):
-            known[scale], high, sides, resolution = inf, scale, f"{sides}h", COARSE
+            known[scale], high, resolution = inf, scale, COARSE
         else:
-            known[scale], low, sides = 1 - own, scale, f"{sides}l"
+            known[scale], low = 1 - own, scale
             if own <= TOLERANCE or scale >= largest:
                 return
         if high < inf and high - low <= resolution * high:
             return
-        stuck = sides.endswith(("hhh", "lll"))
+        sides += ("h" if high == scale else "l") if enclosed else ""
+        stuck = sides.endswith(("hh", "ll"))
         scale = readable(min(_next_to_limit(known, low, high, stuck), largest))
 
 
@@ -97,15 +99,16 @@ def _next_to_limit(known: dict[float, float], low: float, high: float, stuck: bo
     Args:
         low: the largest allowed λ.
         high: the smallest other one; infinity if there is none.
-        stuck: whether the last three λ were all allowed, or all not.
+        stuck: whether the last two λ between known ones were both allowed, or both not.
     """
     wanted, lost = 1 - TOLERANCE / 2, known[low]  # the middle of what is near enough
     if high == inf:
-        before = known[max(s for s in known if s < low)] if len(known) > 2 else 0.0
+        before = max(scale for scale in known if scale < low)
+        if 0 < lost <= known[before]:  # the metric has steps, and this one may be wide
+            return low * sqrt(GROWTH)
         exponent = 2.0
-        if 0 < before < lost:
-            ratio = low / max(s for s in known if s < low)
-            exponent = min(max(log(lost / before) / log(ratio), 0.5), 4.0)
+        if 0 < known[before] < lost:
+            exponent = min(max(log(lost / known[before]) / log(low / before), 0.5), 4.0)
         factor = (wanted / lost) ** (1 / exponent) if lost > 0 else GROWTH
         return low * min(max(factor, LEAST_GROWTH), GROWTH)
     if low == 0:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
+from negmerge.evaluation.refinement import TOLERANCE
 from negmerge.support.settings import Count, Positive, Strict
 
 MOST_SCALES = 10_000
@@ -154,6 +155,11 @@ class Search(Strict):
         if self.strategy == "doubling":
             return MOST_EVALUATIONS
         return min(len(self.grid()), 8) if self.strategy == "bracket" else len(self.grid())
+
+    @property
+    def tolerance(self) -> float | None:
+        """The share of what may be lost, or of a loss, that `refine` may leave; None of others."""
+        return TOLERANCE if self.strategy == "refine" else None
 
     def beyond(self, scales: tuple[float, ...]) -> tuple[float, ...]:
         """Return the λ to try after these: up to twice the last one, in double steps, to the limit.

@@ -41,7 +41,8 @@ def find_scales(
     done = context.run(f"searching λ in {len(steps)} sweeps", steps)
     members: list[MemberSweep] = []
     for step, swept in zip(steps, done, strict=True):
-        choice = choose(read_rows(step.out), context.criterion, reference)
+        rows, tolerance = read_rows(step.out), step.search.tolerance
+        choice = choose(rows, context.criterion, reference, tolerance)
         if step.member_terms is not None:
             members.append(MemberSweep(step, swept, choice))
             continue

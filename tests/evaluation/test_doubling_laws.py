@@ -11,10 +11,11 @@ from pydantic import ValidationError
 
 import negmerge as nm
 from negmerge.errors import OptionError
+from negmerge.evaluation.bisection import TOLERANCE, doubling
 from negmerge.evaluation.criteria import choose, keep_share
 from negmerge.evaluation.scales import FIRST, LARGEST, MOST_EVALUATIONS
 from negmerge.evaluation.scores import Scores
-from negmerge.evaluation.search import TOLERANCE, Curve, doubling, search_scale
+from negmerge.evaluation.search import Curve, search_scale
 from negmerge.runs.checks import check_methods
 from negmerge.runs.recipe import load_recipe
 

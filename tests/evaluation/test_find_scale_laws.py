@@ -87,7 +87,7 @@ def test_what_is_chosen_keeps_enough_and_no_measured_scale_forgets_more(
 
 
 @given(slope=st.floats(0.5, 50), keep=st.floats(0.5, 0.99))
-def test_where_larger_scales_forget_and_lose_more_halving_finds_what_walking_finds(slope, keep):
+def test_where_larger_scales_forget_and_lose_more_the_usual_search_goes_to_the_limit(slope, keep):
     asked: list[int] = []
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -95,12 +95,38 @@ def test_where_larger_scales_forget_and_lose_more_halving_finds_what_walking_fin
         asked.append(1)
         return {"forget": 100 - 3 * scale, "retain": 100 - slope * scale}
 
-    halved = find(evaluate, keep=keep)  # the usual search
-    few = len(asked)
-    assert few == len(halved.rows)
+    found = find(evaluate, keep=keep)
+    assert len(asked) == len(found.rows) <= 12
+    limit = 100 * (1 - keep) / slope
+    if limit < 64:
+        assert 0.95 * limit - 1e-5 <= found.scale <= limit + 1e-5
+        assert not found.edge
+    else:
+        assert (found.scale, found.edge) == (64.0, True)
     walked = find(evaluate, keep=keep, search=nm.Search(stop=1.0, count=9, limit=16.0))
+    halved = find(evaluate, keep=keep, search=nm.Search(count=9, limit=16.0, strategy="bracket"))
     assert (halved.scale, halved.edge) == (walked.scale, walked.edge)
-    assert few <= len(walked.rows)
+    assert len(halved.rows) <= len(walked.rows)
+
+
+def test_a_broken_model_is_too_large_for_the_usual_search_and_an_error_of_a_grid():
+    """As a loss that overflows: the λ is not allowed, and the model is not called unlearned."""
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        scale = float(model.dial.detach())
+        return {"forget": 100 - scale, "retain": nan if scale > 3 else 100 - scale}
+
+    found = find(evaluate, keep=0.9)
+    assert 2.9 < found.scale <= 3
+    assert not found.edge
+    assert all(row["scale"] <= 3 for row in found.rows)
+    with pytest.raises(nm.NegMergeError, match="λ = 4: evaluate: retain: got nan"):
+        find(evaluate, keep=0.9, search=nm.Search(scales=(0.0, 4.0)))
+
+
+def test_confidence_needs_intervals():
+    with pytest.raises(nm.NegMergeError, match=r"search.confidence: needs intervals, and evaluate"):
+        find(lambda model: pytest.fail("measured"), search={"confidence": 0.95})
 
 
 def test_the_model_is_changed_while_it_is_measured_and_left_as_it_was():

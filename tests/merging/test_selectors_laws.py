@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from negmerge.cli.listing import selectors
 from negmerge.errors import NegMergeError
+from negmerge.evaluation.bisection import bracket
 from negmerge.evaluation.criteria import choose, criteria
-from negmerge.evaluation.search import bracket
 from negmerge.merging.select import Greedy, single_best
 
 losses = st.lists(st.floats(0, 10), min_size=1, max_size=8)

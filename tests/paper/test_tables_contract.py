@@ -97,7 +97,9 @@ def test_what_the_paper_leaves_open_is_told_as_the_recipe_has_it(table: str, sca
     stop, count = recipe.search.stop, recipe.search.count
     grids = [line for line in told if "values from 0" in line]
     assert all(f"{count} values from 0 to {stop:g}" in line for line in grids)
-    assert all(("by bracketing" in g) == (recipe.search.strategy == "bracket") for g in grids)
+    assert bool(grids) == (recipe.search.strategy == "grid" and "λ" in " ".join(told))
+    refined = [line for line in told if "up to the limit or around the optimum" in line]
+    assert not refined or recipe.search.strategy == "refine"
     buffers = [line for line in told if "BatchNorm" in line]
     assert all(("are kept" in line) == (recipe.buffers == "keep") for line in buffers)
     for line in (line for line in told if "is held out" in line):

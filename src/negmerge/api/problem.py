@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from negmerge.errors import MismatchError, OptionError, quoted
 from negmerge.evaluation.criteria import criteria, keep_share
 from negmerge.evaluation.functions import DEFAULT_SEARCH as FUNCTION_SEARCH
-from negmerge.evaluation.functions import Evaluate
+from negmerge.evaluation.functions import Evaluate, check_confidence
 from negmerge.evaluation.scales import Search
 from negmerge.registry import unknown_name
 from negmerge.rivals import Rival, rivals
@@ -140,7 +140,7 @@ def _check_search(search: Search | None, splits: Mapping[str, Any]) -> Search:
             f"splits: got {', '.join(splits) or 'nothing'}; wanted forget, and test (samples that "
             "the model never saw) or retain (samples that it keeps) or both"
         )
-    search = search or Search(limit=16.0)
+    search = search or Search()
     criterion = search.criterion
     if criterion is None:
         criterion = "match_holdout" if "test" in splits else "keep_retain"
@@ -214,6 +214,7 @@ def function_problem(
             f"search.criterion: got {search.criterion!r}; with evaluate, λ keeps a share of "
             "retain; remove this field, and set the share with keep"
         )
+    check_confidence(search)
     recipe = request.recipe(settings, search, FUNCTION_GRID)
     check_methods(recipe)
     return recipe, scenario

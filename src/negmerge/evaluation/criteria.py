@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from negmerge.errors import OptionError, ValueRangeError
+from negmerge.evaluation.limits import Limit, Row, is_finite, share_limit
 from negmerge.evaluation.scores import avg_gap
 from negmerge.registry import Registry
-
-Row = dict[str, float]
-"""`scale`, and every metric measured at that λ."""
 
 Reference = Mapping[str, Any] | None
 """The scores of the retrained model, if there is one."""
@@ -34,6 +32,8 @@ class Criterion:
             forget more, even if the loss on a few samples does not fall.
         best: the lower bound of the loss; if a λ reaches it, no larger λ is tried.
         reported_as: the reported metric that replaces a metric that is not reported.
+        limit: for a criterion that limits λ by one metric, the limit; the search for λ then uses
+            the metric up to its limit. Without it, λ is found by bisection.
     """
 
     name: str
@@ -46,31 +46,56 @@ class Criterion:
     limits: bool = False
     best: float = 0.0
     reported_as: Mapping[str, str] = field(default_factory=dict)
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen λ, its loss, and whether a λ beyond the edge of the grid may be better."""
+    """The chosen λ.
+
+    Args:
+        loss: its loss by the criterion.
+        edge: whether a λ larger than all measured ones may be better.
+        left: the share of what the limited metric may lose that is not lost at the chosen λ; None
+            without a limit.
+        largest: whether no larger λ that was measured is allowed.
+    """
 
     scale: float
     loss: float
     edge: bool
+    left: float | None = None
+    largest: bool = True
 
 
-def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = None) -> Choice:
+def choose(
+    rows: Iterable[Row],
+    criterion: Criterion,
+    reference: Reference = None,
+    tolerance: float | None = None,
+) -> Choice:
     """Choose the best row by a criterion.
 
     >>> rows = [dict(scale=s, acc_forget=f, acc_retain=99.0, acc_holdout=90.0)
     ...         for s, f in ((0.0, 100.0), (0.5, 91.0), (1.0, 60.0))]
     >>> choose(rows, criteria.get("match_holdout")).scale
     0.5
+
+    Args:
+        tolerance: as `Search.tolerance`: the search ends at a λ that leaves this share of what may
+            be lost, or of the loss of λ = 0, and such a λ is not an edge. None: there is no such
+            end.
     """
     ordered = sorted(rows, key=lambda row: row["scale"])
     if not ordered or ordered[0]["scale"] != 0:
         raise OptionError(
             "a sweep must begin at λ = 0: criteria compare with the original model; add λ = 0"
         )
-    losses = [(criterion.loss(row, ordered[0], reference), row["scale"]) for row in ordered]
+    zero = ordered[0]
+    losses = [
+        (criterion.loss(row, zero, reference) if is_finite(row) else None, row["scale"])
+        for row in ordered
+    ]
     for loss, scale in losses:
         if loss is not None and math.isnan(loss):
             raise ValueRangeError(
@@ -83,9 +108,16 @@ def choose(rows: Iterable[Row], criterion: Criterion, reference: Reference = Non
             f"search: no λ satisfies the criterion {criterion.name!r}; try other scales"
         )
     loss, scale = min(allowed)
-    last = losses[-1][0]
+    last, limit, best = losses[-1][0], criterion.limit, criterion.best
+    chosen = next(row for row in ordered if row["scale"] == scale)
+    left = None if limit is None else limit.left(chosen, zero)
     edge = last is not None if criterion.limits else last == loss
-    return Choice(scale, loss, edge and loss > criterion.best)
+    if edge and tolerance is not None and criterion.limits and limit is not None:
+        unused = limit.left(ordered[-1], zero)
+        edge = unused is None or unused > tolerance
+    elif edge and tolerance is not None and not criterion.limits and losses[0][0] is not None:
+        edge = loss > best + tolerance * (losses[0][0] - best)
+    return Choice(scale, loss, edge and loss > best, left, scale == allowed[-1][1])
 
 
 def _match_holdout(row: Row, zero: Row, reference: Reference) -> float:
@@ -118,9 +150,7 @@ def kept(row: Row, zero: Row, name: str, share: float, lower: bool = False) -> b
         lower: whether smaller values are better; then the value may be at most that of the original
             divided by the share.
     """
-    if lower:
-        return row[name] <= zero[name] / share + 1e-9
-    return row[name] >= share * zero[name] - 1e-9
+    return share_limit(name, share, lower).allows(row, zero)
 
 
 def _keep_retain(row: Row, zero: Row, reference: Reference) -> float | None:
@@ -160,6 +190,7 @@ def keep_share(
     if unknown:
         raise OptionError(f"lower: got {unknown[0]!r}, wanted {forget} or {retain}")
     sign, down = (-1 if forget in lower else 1), retain in lower
+    limit = share_limit(retain, share, down)
 
     def loss(row: Row, zero: Row, reference: Reference) -> float | None:
         if zero[retain] < 0:
@@ -168,19 +199,23 @@ def keep_share(
                 "of a negative number is not defined; return an accuracy, or a loss that `lower` "
                 "names"
             )
-        return sign * row[forget] if kept(row, zero, retain, share, down) else None
+        return sign * row[forget] if limit.allows(row, zero) else None
 
     def aim(metric: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
-        if metric != retain:
-            return None
-        limit = zero[retain] / share if down else share * zero[retain]
-        return limit, f"{bound} {limit:.4g}"
+        return (limit.value(zero), f"{bound} {limit.value(zero):.4g}") if metric == retain else None
 
     most, bound = ("highest" if sign < 0 else "lowest"), ("at most" if down else "at least")
-    limit = f"the original's divided by {share:g}" if down else f"{share:.0%} of the original's"
-    summary = f"{most} {forget} with a {retain} of {bound} {limit}"
+    value = f"the original's divided by {share:g}" if down else f"{share:.0%} of the original's"
     return Criterion(
-        name, summary, loss, aim, (forget, retain), "retain", limits=True, best=-math.inf
+        name,
+        f"{most} {forget} with a {retain} of {bound} {value}",
+        loss,
+        aim,
+        (forget, retain),
+        "retain",
+        limits=True,
+        best=-math.inf,
+        limit=limit,
     )
 
 
@@ -239,6 +274,7 @@ for _criterion in (
         ("acc_forget", "acc_retain"),
         "retain",
         limits=True,
+        limit=share_limit("acc_retain", KEPT),
     ),
     keep_share(
         KEPT,

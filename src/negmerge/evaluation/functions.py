@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from negmerge.errors import OptionError, ValueRangeError, quoted
-from negmerge.evaluation.criteria import KEPT, Row, choose, keep_share
+from negmerge.evaluation.criteria import KEPT, choose, keep_share
+from negmerge.evaluation.limits import Row, is_finite
 from negmerge.evaluation.metrics import RESERVED
 from negmerge.evaluation.scales import Search
 from negmerge.evaluation.scores import Scores
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 Evaluate = Callable[[Any], Mapping[str, float]]
 """A function that returns `forget`, `retain` and any other numbers of a model."""
 
-DEFAULT_SEARCH = Search(stop=1.0, count=9, limit=16.0, strategy="bracket")
-"""Nine λ up to 1, of which few are measured, and larger ones while they may be better."""
+DEFAULT_SEARCH = Search()
+"""At most 12 λ, up to the limit of what must be kept."""
 
 CHANGES = (
     "evaluate: changes weights or buffers of the model that it measures; call model.eval() in it, "
@@ -74,8 +75,8 @@ def find_scale(
     ...     forget, retain = model.weight.detach().flatten().tolist()
     ...     return {"forget": forget, "retain": retain}
     >>> found = nm.find_scale(model, tau, evaluate, keep=0.94)
-    >>> found.scale, round(found.rows[0]["forget"], 2)
-    (0.5, 1.0)
+    >>> round(found.scale, 1), round(found.rows[0]["forget"], 2)
+    (0.6, 1.0)
 
     Args:
         model: θ; it is changed in place for each λ and restored afterwards.
@@ -86,12 +87,16 @@ def find_scale(
         lower: which of `forget` and `retain` are smaller if a model knows more, such as losses and
             errors; `retain` may then grow to that of the original divided by `keep`. A loss near
             zero leaves no room to grow: return a score such as R² instead.
-        search: the λ to try, as an `nm.Search` or a mapping of its fields; if not given, a few of
-            nine up to 1, and larger ones while they may be better.
+        search: the λ to try, as an `nm.Search` or a mapping of its fields; if not given, at most
+            12, until a twentieth or less is left of what `retain` may lose. A λ at which a number
+            is NaN or infinite is then too large; with a grid it is an error.
         progress: reports each evaluation; if not given, a bar or lines.
     """
+    from negmerge.vectors.module import unit_scale  # needs torch
+
     vector = tau if isinstance(tau, TaskVector) else TaskVector.load(Path(tau))
     criterion, search = keep_share(keep, lower), checked_search(search)
+    check_confidence(search)
 
     def measure(own: nn.Module, advance: Advance) -> Scores:
         scores = Scores(dict(checked_numbers(evaluate, own)))
@@ -103,11 +108,11 @@ def find_scale(
         report.stage("searching λ", search.passes(), "evaluations")
         curve = Curve(InPlace(model, vector, measure), 1, advance=report.advance)
         before = state_digest(model)
-        rows = search_scale(curve, search, criterion)
+        rows = search_scale(curve, search, criterion, unit=unit_scale(vector, model))
         if state_digest(model) != before:
             raise OptionError(CHANGES)
-    choice = choose(rows, criterion)
-    return FoundScale(choice.scale, rows, choice.edge)
+    choice = choose(rows, criterion, tolerance=search.tolerance)
+    return FoundScale(choice.scale, [row for row in rows if is_finite(row)], choice.edge)
 
 
 def checked_search(search: Search | Mapping[str, Any] | None) -> Search:
@@ -125,6 +130,14 @@ def checked_search(search: Search | Mapping[str, Any] | None) -> Search:
         first = error.errors()[0]
         place = ".".join(map(str, ("search", *first["loc"])))
         raise OptionError(f"{place}: {first['msg']}; got {quoted(first['input'])}") from None
+
+
+def check_confidence(search: Search) -> None:
+    """Raise if a search needs intervals, which `evaluate` does not return."""
+    if search.confidence is not None:
+        raise OptionError(
+            "search.confidence: needs intervals, and evaluate returns only values; leave it out"
+        )
 
 
 def state_digest(model: nn.Module) -> str:

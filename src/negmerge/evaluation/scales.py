@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
+from negmerge.evaluation.refinement import TOLERANCE
 from negmerge.support.settings import Count, Positive, Strict
 
 MOST_SCALES = 10_000
@@ -16,13 +18,27 @@ FINEST_STEP = 1e-9
 """The smallest step between two λ, which are rounded to ten decimals."""
 
 FIRST = 0.25
-"""The first λ of a search by doubling."""
+"""The first λ of a search by doubling; of `refine` if the length of τ is not known."""
 LARGEST = 64.0
 """The largest λ of a search by doubling without a limit of its own."""
+FIRST_SHARE = 0.005
+"""The length of the first change λτ of `refine`, as a share of the length of the weights."""
+LARGEST_SHARE = 64.0
+"""The length of the largest one, if no limit is given."""
 MOST_EVALUATIONS = 12
-"""The largest number of λ that a search by doubling measures, with λ = 0."""
+"""The largest number of λ that `refine` and `doubling` measure, with λ = 0."""
+COARSE_EVALUATIONS = 6
+"""The same for results that are only shown."""
+CONFIDENCE = 0.95
+"""The confidence of the intervals of metrics."""
+GRID_FIELDS = ("scales", "stop", "count")
+"""The fields of a grid: a recipe that has one of them and no strategy has a grid."""
 
-ADDED_LATER: dict[str, Any] = {"matched": None}
+ADDED_LATER: dict[str, Any] = {
+    "evaluations": MOST_EVALUATIONS,
+    "confidence": None,
+    "matched": None,
+}
 """Fields that the recipes of older runs do not have, with their defaults."""
 
 Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -36,10 +52,16 @@ class Search(Strict):
         stop: the largest λ of the grid.
         count: the number of evenly spaced λ from 0 to `stop`.
         limit: the grid grows up to this λ while a larger λ may be better; if not given, it does
-            not grow. The largest λ of `doubling`, which is 64 if not given.
-        strategy: `grid`, or `bracket`, which finds λ by bisection instead of measuring the whole
-            grid, or `doubling`, which has no grid: it doubles λ from 0.25 while λ is allowed, then
-            bisects; both for criteria that limit λ, such as `keep_retain`.
+            not grow. The largest λ of `refine` and `doubling`; if not given, 64, and for `refine`
+            the λ at which the change is 64 times as long as the weights.
+        strategy: `refine`, which measures few λ, up to the limit of the criterion or around its
+            optimum; `grid`, which is the default if `scales`, `stop` or `count` is given;
+            `bracket`, which finds λ by bisection instead of measuring the whole grid; `doubling`,
+            which doubles λ from 0.25 while λ is allowed, then bisects; the last two for criteria
+            that limit λ, such as `keep_retain`.
+        evaluations: the largest number of λ that `refine` measures, with λ = 0.
+        confidence: 0.95: the limit of a criterion such as `keep_retain` must be kept by the end of
+            the 95 % interval of the metric; null: by its value.
         criterion: the name of the criterion; that of the scenario if not given.
         samples: at most this number of samples of each set choose λ; they are not reported.
         tries: the number of trainings of each tuned rival.
@@ -51,11 +73,19 @@ class Search(Strict):
     stop: Positive = 1.0
     count: Annotated[int, Field(ge=2, le=MOST_SCALES)] = 21
     limit: Positive | None = None
-    strategy: Literal["grid", "bracket", "doubling"] = "grid"
+    strategy: Literal["refine", "grid", "bracket", "doubling"] = "refine"
+    evaluations: Annotated[int, Field(ge=3, le=MOST_EVALUATIONS)] = MOST_EVALUATIONS
+    confidence: float | None = None
     criterion: str | None = None
     samples: Count = 2000
     tries: Annotated[int, Field(ge=1, le=MOST_TRIES)] = 5
     matched: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _grid_if_given(cls, tree: Any) -> Any:
+        given = isinstance(tree, Mapping) and any(tree.get(k) is not None for k in GRID_FIELDS)
+        return {**tree, "strategy": "grid"} if given and "strategy" not in tree else tree
 
     @model_validator(mode="after")
     def _steps(self) -> Search:
@@ -66,28 +96,41 @@ class Search(Strict):
         return self
 
     @model_validator(mode="after")
-    def _doubled(self) -> Search:
-        if self.strategy == "doubling" and self.scales is not None:
+    def _without_scales(self) -> Search:
+        if self.strategy in ("refine", "doubling") and self.scales is not None:
             raise ValueError(
-                "scales: the strategy doubling chooses the λ to try; leave scales out, or use "
-                "bracket"
+                f"scales: the strategy {self.strategy} chooses the λ to try; leave scales out, or "
+                "use grid or bracket"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _known_confidence(self) -> Search:
+        if self.confidence not in (None, CONFIDENCE):
+            raise ValueError(
+                f"confidence: got {self.confidence:g}, and the intervals of metrics are those of "
+                f"{CONFIDENCE:g}; wanted {CONFIDENCE:g} or null"
             )
         return self
 
     @model_serializer(mode="wrap")
-    def _without_unused(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out fields that older recipes do not have, if they are not set."""
-        tree = serialise(self)
-        return {name: tree[name] for name in tree if tree[name] != ADDED_LATER.get(name, ...)}
+    def _without_defaults(self, dump: Callable[[Search], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out new fields that are not set: the recipes of older runs do not have them."""
+        tree = dump(self)
+        return {k: v for k, v in tree.items() if v != ADDED_LATER.get(k, ...)}
 
     def grid(self) -> tuple[float, ...]:
-        """Return the λ to try in rising order, with 0; of `doubling` those that it doubles.
+        """Return the λ to try in rising order, with 0.
 
         >>> Search(stop=2.0, count=3).grid()
         (0.0, 1.0, 2.0)
         >>> Search(strategy="doubling", limit=3.0).grid()
         (0.0, 0.25, 0.5, 1.0, 2.0, 3.0)
+
+        Of `doubling`, those that it doubles; of `refine` only 0, the others depend on the results.
         """
+        if self.strategy == "refine":
+            return (0.0,)
         if self.strategy == "doubling":
             last = LARGEST if self.limit is None else self.limit
             scales, scale = [0.0], FIRST
@@ -105,17 +148,28 @@ class Search(Strict):
         >>> Search(stop=1.0, count=11).coarse().grid()
         (0.0, 0.4, 0.8)
 
-        Of `doubling`: a search of the doubled λ, without the bisection between two of them.
+        Of `refine`: a search of half as many λ. Of `doubling`: a search of the doubled λ, without
+        the bisection between two of them.
         """
+        if self.strategy == "refine":
+            fewer = min(self.evaluations, COARSE_EVALUATIONS)
+            return self.model_copy(update={"evaluations": fewer})
         if self.strategy == "doubling":
             return self.model_copy(update={"scales": self.grid(), "strategy": "bracket"})
         return self.model_copy(update={"scales": self.grid()[::4]})
 
     def passes(self) -> int:
         """Estimate the number of λ that are measured."""
+        if self.strategy == "refine":
+            return self.evaluations
         if self.strategy == "doubling":
             return MOST_EVALUATIONS
         return min(len(self.grid()), 8) if self.strategy == "bracket" else len(self.grid())
+
+    @property
+    def tolerance(self) -> float | None:
+        """The share of what may be lost, or of a loss, that `refine` may leave; None of others."""
+        return TOLERANCE if self.strategy == "refine" else None
 
     def beyond(self, scales: tuple[float, ...]) -> tuple[float, ...]:
         """Return the λ to try after these: up to twice the last one, in double steps, to the limit.

@@ -1,4 +1,4 @@
-"""The search for λ: measure a model at each λ of a grid, and keep the rows.
+"""The search for λ: measure a model at a series of λ, and keep the rows.
 
 Choosing from the rows (`criteria.py`) never runs the model.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from math import inf, isfinite
+from contextlib import AbstractContextManager
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from negmerge.errors import FileError, MismatchError, ValueRangeError
-from negmerge.evaluation.criteria import Criterion, Reference, Row, choose
-from negmerge.evaluation.scales import MOST_EVALUATIONS, Search
+from negmerge.evaluation.bisection import bracket, doubling
+from negmerge.evaluation.criteria import Criterion, Reference, choose
+from negmerge.evaluation.limits import Limit, Row, is_finite
+from negmerge.evaluation.refinement import refine_to_limit, refine_to_optimum
+from negmerge.evaluation.scales import FIRST, FIRST_SHARE, LARGEST, LARGEST_SHARE, Search
 from negmerge.evaluation.scores import Scores
 from negmerge.support.files import write_file
 from negmerge.support.progress import Advance
@@ -24,6 +27,10 @@ from negmerge.vectors.task_vector import TaskVector
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+Subtracted = Callable[["nn.Module", TaskVector, float], AbstractContextManager[Any]]
+"""Takes a model, τ and λ; the model is θ − λτ during the block."""
 
 
 class Evaluator(Protocol):
@@ -38,18 +45,27 @@ class Evaluator(Protocol):
 
 
 class InPlace:
-    """Applies −λτ in place to a model, calls `measure`, and restores the model."""
+    """Subtracts λτ in place from a model, calls `measure`, and restores the model.
+
+    Args:
+        subtracted: subtracts λτ during a block, as `Scenario.subtracted` does; by default, nothing
+            else is changed.
+    """
 
     single_pass = False
 
     def __init__(
-        self, model: nn.Module, tau: TaskVector, measure: Callable[[nn.Module, Advance], Scores]
+        self,
+        model: nn.Module,
+        tau: TaskVector,
+        measure: Callable[[nn.Module, Advance], Scores],
+        subtracted: Subtracted = lambda model, tau, scale: tau.applied(model, -scale),
     ) -> None:
-        self.model, self.tau, self.measure = model, tau, measure
+        self.model, self.tau, self.measure, self.subtracted = model, tau, measure, subtracted
 
     def at(self, scale: float, advance: Advance) -> Scores:
         """Measure at one λ."""
-        with self.tau.applied(self.model, -scale):
+        with self.subtracted(self.model, self.tau, scale):
             return self.measure(self.model, advance)
 
 
@@ -59,6 +75,8 @@ class Curve:
     Args:
         size: the number of samples of one measurement, for the progress.
         partial: a file that stores the rows as they are measured; its rows are not measured again.
+        bounded: the limit that the end of the interval of its metric must keep; each row then has
+            this end, and that of the original, which is compared with itself, is its value.
     """
 
     def __init__(
@@ -67,9 +85,10 @@ class Curve:
         size: int,
         partial: Path | None = None,
         advance: Advance = lambda count: None,
+        bounded: Limit | None = None,
     ) -> None:
         self.evaluator, self.size = evaluator, size
-        self.partial, self.advance = partial, advance
+        self.partial, self.advance, self.bounded = partial, advance, bounded
         known = read_rows(partial) if partial is not None and partial.exists() else []
         self.rows = {row["scale"]: row for row in known}
 
@@ -79,10 +98,26 @@ class Curve:
             self.advance(self.size)
             return self.rows[scale]
         try:
-            found = self.evaluator.at(scale, self.advance).row()
+            scores = self.evaluator.at(scale, self.advance)
         except ValueRangeError as error:
             raise ValueRangeError(f"λ = {scale:g}: {error}") from None
-        row = {"scale": scale} | found
+        row = {"scale": scale} | scores.row()
+        if self.bounded is not None:
+            bound = self.bounded.bound_of(scores)
+            row |= bound if scale else {self.bounded.bound: row[self.bounded.metric]}
+        return self._keep(scale, row)
+
+    def attempt(self, scale: float) -> Row:
+        """Return the row of one λ; of NaN if the outputs of the model are not finite.
+
+        λ = 0 must have been measured before.
+        """
+        try:
+            return self.at(scale)
+        except ValueRangeError:
+            return self._keep(scale, dict.fromkeys(self.rows[0.0], nan) | {"scale": scale})
+
+    def _keep(self, scale: float, row: Row) -> Row:
         if self.rows and row.keys() != (other := next(iter(self.rows.values()))).keys():
             names = ", ".join(sorted(map(str, row.keys() ^ other.keys())))
             raise MismatchError(
@@ -105,13 +140,23 @@ class Curve:
 
 
 def search_scale(
-    curve: Curve, search: Search, criterion: Criterion, reference: Reference = None
+    curve: Curve,
+    search: Search,
+    criterion: Criterion,
+    reference: Reference = None,
+    unit: float | None = None,
 ) -> list[Row]:
     """Measure the λ of a search, and larger ones while the criterion may prefer them.
+
+    Args:
+        unit: the λ at which the change λτ is as long as the weights that it changes; for `refine`.
 
     Returns:
         The rows in the order of λ.
     """
+    if search.strategy == "refine":
+        refine(curve, search, criterion, reference, unit)
+        return curve.ordered()
     scales = search.grid()
 
     def loss(scale: float) -> float | None:
@@ -133,101 +178,42 @@ def search_scale(
         curve.advance = lambda count: None  # the announced work is done
 
 
-def bracket(loss: Callable[[float], float | None], scales: Sequence[float]) -> None:
-    """Compute the few losses that determine the best λ, if larger λ forget more and lose more.
-
-    Bisection finds the largest allowed λ. Then the assumption is checked: the λ below it must not
-    be better, nor as good (then smaller ones are computed), and the second λ above it must not be
-    allowed. If a loss contradicts the assumption, all losses are computed.
-
-    >>> asked = []
-    >>> def loss(scale):
-    ...     asked.append(scale)
-    ...     return None if scale > 12 else 90.0 - scale
-    >>> bracket(loss, range(21)); len(set(asked)), 12 in asked
-    (7, True)
-
-    Args:
-        loss: returns the loss of a λ, or None if the λ is not allowed.
-        scales: the λ in rising order; the first is 0.
-    """
-    seen: dict[int, float | None] = {}
-
-    def at(place: int) -> float | None:
-        if place not in seen:
-            seen[place] = loss(scales[place])
-        return seen[place]
-
-    def halved(low: int, high: int, goes_on: Callable[[float | None], bool]) -> int:
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if goes_on(at(middle)) else (low, middle)
-        return low
-
-    at(0)
-    best = halved(0, len(scales), lambda own: own is not None)
-    if best > 0 and at(best - 1) == at(best):  # the smallest λ of equal losses is chosen
-        halved(-1, best, lambda own: own != at(best))
-    if best + 2 < len(scales):
-        at(best + 2)
-    known = [seen[place] for place in sorted(seen)]
-    allowed = [own for own in known if own is not None]
-    falls = all(a >= b for a, b in pairwise(allowed))
-    if not falls or None in known[: len(allowed)]:
-        for place in range(len(scales)):
-            at(place)
-
-
-TOLERANCE = 1 / 16
-"""The distance of two λ at which `doubling` stops, as a share of the larger one."""
-
-
-def doubling(
-    loss: Callable[[float], float | None],
-    scales: Sequence[float],
-    best: float = -inf,
-    tolerance: float = TOLERANCE,
-    evaluations: int = MOST_EVALUATIONS,
+def refine(
+    curve: Curve, search: Search, criterion: Criterion, reference: Reference, unit: float | None
 ) -> None:
-    """Compute losses up to the first λ that is not allowed, then bisect below it.
+    """Measure λ up to the limit of a criterion, or around its optimum.
 
-    The search ends when the largest allowed λ and the smallest other one differ by at most
-    `tolerance` times the larger one, or times the first λ if that is larger: where already the
-    first λ is not allowed, the allowed one may be 0. No λ is computed twice.
-
-    >>> asked = []
-    >>> def loss(scale):
-    ...     asked.append(scale)
-    ...     return None if scale > 1.3 else 90.0 - scale
-    >>> doubling(loss, [0.0, 0.25, 0.5, 1.0, 2.0, 4.0]); asked
-    [0.0, 0.25, 0.5, 1.0, 2.0, 1.5, 1.25, 1.375, 1.3125]
-
-    Args:
-        loss: returns the loss of a λ, or None if the λ is not allowed.
-        scales: the λ to double: 0, the first one, and so on.
-        best: the lower bound of the loss; a λ that reaches it ends the doubling, too, and the
-            smallest such λ is looked for.
-        tolerance: the relative distance to stop at.
-        evaluations: the largest number of losses to compute.
+    A λ at which the outputs of the model are not finite is too large; λ = 0 must not be one.
     """
-    count = 0
+    zero, limit = curve.at(0.0), criterion.limit
+    rows: dict[float, Row] = {0.0: zero}
+    first = FIRST if unit is None else FIRST_SHARE * unit
+    largest = search.limit or (LARGEST if unit is None else LARGEST_SHARE * unit)
 
-    def ends(scale: float) -> bool:
-        nonlocal count
-        count += 1
+    def loss(scale: float) -> float | None:
+        if scale not in rows:
+            rows[scale] = curve.attempt(scale)
+        return criterion.loss(rows[scale], zero, reference) if is_finite(rows[scale]) else None
+
+    def loss_or_infinity(scale: float) -> float:
         own = loss(scale)
-        return own is None or own <= best
+        return inf if own is None or isnan(own) else own
 
-    low = high = scales[0]
-    for scale in scales[:evaluations]:
-        low, high = high, scale
-        if ends(scale):
-            break
-    else:
-        return
-    while high - low > tolerance * max(high, scales[1]) and count < evaluations:
-        middle = (low + high) / 2
-        low, high = (low, middle) if ends(middle) else (middle, high)
+    def reached(scale: float) -> bool:
+        return loss_or_infinity(scale) <= criterion.best
+
+    def left(scale: float) -> float | None:
+        allowed = loss(scale) is not None
+        share = limit.left(rows[scale], zero) if limit and is_finite(rows[scale]) else None
+        if allowed:
+            return 1.0 if share is None else max(share, 0.0)
+        return share if share is not None and share < 0 else None
+
+    if not criterion.limits:
+        best = criterion.best
+        refine_to_optimum(loss_or_infinity, first, largest, search.evaluations, best)
+    elif not reached(0.0):
+        refine_to_limit(left, first, largest, search.evaluations, reached)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -252,9 +238,16 @@ def read_rows(path: Path) -> list[Row]:
         rows = [{k: float(v) for k, v in row.items()} for row in read_csv(path)]
     except (ValueError, FileError) as error:
         raise FileError(f"{path}: is not a sweep: {error}; remove the file and run again") from None
-    if "scale" not in rows[0] or not all(isfinite(v) for row in rows for v in row.values()):
+    if "scale" not in rows[0] or not all(map(_is_row, rows)):
         raise FileError(
             f"{path}: is not a sweep: wanted a column `scale` and finite numbers; remove the file "
             "and run again"
         )
     return rows
+
+
+def _is_row(row: Row) -> bool:
+    """Return whether the numbers of a row are finite, or all but λ are NaN: a broken model."""
+    others = [value for name, value in row.items() if name != "scale"]
+    broken = bool(others) and all(map(isnan, others))
+    return isfinite(row["scale"]) and (broken or all(map(isfinite, others)))

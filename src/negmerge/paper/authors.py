@@ -196,7 +196,7 @@ def measure(
     check_data(scenario)
     scenario.check()
     tau, model = TaskVector.load(patch), network(scenario, base)
-    search = Search(samples=recipe.search.samples)
+    search = Search(strategy="grid", samples=recipe.search.samples)
     content = identity(file_digest(patch), scenario.scored_on, search.samples)
     partial = folder / f"sweep-{content}.csv"
     size, grid = scenario.size("choose"), search.grid()

@@ -76,6 +76,7 @@ class PlannedRun(Strict):
 BUFFERS = {
     "merge": "merged like weights, as in the task-vector code, with variances clamped at zero",
     "keep": "those of the original are kept",
+    "recalibrate": "computed again for each λ on held-out images without labels",
 }
 
 
@@ -83,7 +84,9 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     """Descriptions of the settings of a recipe that the paper does not state.
 
     >>> facts(load_recipe("desk_clip_mnist"))["grid"]
-    '21 values from 0 to 4, up to 16 while a larger one may be better, by bracketing'
+    'at most 12 values, up to the limit or around the optimum'
+    >>> facts(load_recipe("clip_vit_b32"))["grid"]
+    '21 values from 0 to 1'
     """
     members, search = recipe.pool.members(), recipe.search
     first = members[0]
@@ -94,6 +97,8 @@ def facts(recipe: Recipe) -> dict[str, Any]:
         text += f", up to {search.limit:g} while a larger one may be better"
     if search.strategy == "bracket":
         text += ", by bracketing"
+    if search.strategy == "refine":
+        text = f"at most {search.evaluations} values, up to the limit or around the optimum"
     return {
         "grid": text,
         "criterion": recipe.criterion,

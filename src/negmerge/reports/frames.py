@@ -15,6 +15,7 @@ import pandas as pd
 from pydantic import BaseModel, Field
 
 from negmerge.errors import FileError, NegMergeError, quoted
+from negmerge.evaluation.limits import is_finite, metrics_of
 from negmerge.evaluation.metrics import Histogram
 from negmerge.evaluation.scores import avg_gap, gap_metrics
 from negmerge.evaluation.search import read_rows
@@ -128,6 +129,7 @@ def sweeps_frame(page: PageData) -> pd.DataFrame:
     for method in (row for row in page.result.methods if row.searched):
         swept = method.method if method.member is None else f"member-{method.member}"
         rows = read_rows(_existing(page.run, page.run.sweep(swept)))
+        rows = [metrics_of(row) for row in rows if is_finite(row)]
         if gaps and rows[0].keys() >= {*gaps}:
             rows = [row | {"avg_gap": avg_gap(row, reference)} for row in rows]
         frame = pd.DataFrame(rows)

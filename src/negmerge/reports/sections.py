@@ -107,7 +107,7 @@ def pool(page: PageData) -> Section:
         "The wider the spread, the more a single model depends on its hyper-parameters."
     )
     if not any(m.name == "single_best" and m.add is None for m in page.recipe.methods):
-        text += " The λ of the members come from every fourth value of the grid."
+        text += " The λ of the members come from a coarser search than those of the methods."
     members = frames.members_frame(page)
     charts = figures.spread(page, frames.scores_frame(page), members)
     table = DataTable("members", "Pool members, each with its own λ", members, page.columns)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from negmerge.errors import OptionError
+from negmerge.evaluation.criteria import Criterion
+from negmerge.evaluation.scales import Search
 from negmerge.merging.rules import make_rule, rules
 from negmerge.merging.select import SELECTORS, Greedy
 from negmerge.merging.shared_statistics import accumulable_rules
@@ -21,10 +23,11 @@ from negmerge.runs.rival_trainings import RivalTraining, plan_rivals, suited_riv
 from negmerge.runs.store import Run
 from negmerge.runs.trainings import Start
 from negmerge.scenarios.base import Scenario, ToTrain, TrainingSet
-from negmerge.scenarios.data import DataScenario
+from negmerge.scenarios.data import DataScenario, require_sets
 from negmerge.training.execution import checkpointed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.memory import check_step
+from negmerge.training.recalibration import normalisations
 
 SPARE = 0.05
 """The share of a GPU's free memory that is left to the CUDA context of a worker process and to
@@ -39,10 +42,7 @@ def check_methods(recipe: Recipe) -> None:
     """Raise unless the criterion and every method of a recipe exist and have valid options."""
     criterion = recipe.settings.criterion(recipe.criterion)
     recipe.settings.check_criterion(criterion)
-    if recipe.search.strategy != "grid" and not criterion.limits:
-        raise OptionError(
-            f"search.strategy {recipe.search.strategy}: wanted keep_retain, got {criterion.name}"
-        )
+    check_search(recipe.search, criterion)
     if not recipe.pool.keep:
         names = [method.name for method in recipe.methods if method.name not in rivals]
         for name in names:
@@ -71,6 +71,19 @@ def check_methods(recipe: Recipe) -> None:
             raise OptionError(unknown_name("method", method.name, [*rules, *SELECTORS, *rivals]))
 
 
+def check_search(search: Search, criterion: Criterion) -> None:
+    """Raise if a search needs a criterion that limits λ, and this one does not."""
+    if search.strategy in ("bracket", "doubling") and not criterion.limits:
+        raise OptionError(
+            f"search.strategy {search.strategy}: wanted keep_retain, got {criterion.name}"
+        )
+    if search.confidence is not None and criterion.limit is None:
+        raise OptionError(
+            f"search.confidence: is for a criterion that limits a metric, such as keep_retain; got "
+            f"{criterion.name}; set search.confidence to null"
+        )
+
+
 def check_measured(recipe: Recipe, scenario: Scenario) -> None:
     """Raise if the criterion reads a metric that the scenario does not measure."""
     criterion = recipe.settings.criterion(recipe.criterion)
@@ -82,6 +95,19 @@ def check_measured(recipe: Recipe, scenario: Scenario) -> None:
             f"{recipe.scenario} does not measure; wanted a criterion such as "
             f"{recipe.settings.default_criterion}"
         )
+
+
+def check_buffers(recipe: Recipe, scenario: Scenario) -> None:
+    """Raise if statistics are to be recalibrated, and the model or the scenario has none."""
+    if recipe.buffers != "recalibrate":
+        return
+    data = require_sets(scenario, "buffers: recalibrate")
+    if not normalisations(data.model()):
+        raise OptionError(
+            "buffers: got recalibrate, and the model has no BatchNorm with running statistics; "
+            "set buffers to keep"
+        )
+    data.recalibration_set()
 
 
 def check_rival(method: Method, rival: Rival) -> None:

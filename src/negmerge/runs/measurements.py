@@ -28,6 +28,7 @@ from negmerge.scenarios.base import PanelContent, PanelModel, Scenario
 from negmerge.scenarios.data import require_sets
 from negmerge.support.files import write_file
 from negmerge.training.feeds import CachedFeed, Feed
+from negmerge.vectors.module import unit_scale
 from negmerge.vectors.task_vector import TaskVector
 
 
@@ -68,10 +69,13 @@ class Sweep(FileStep):
     def run(self, scenario: Scenario, advance: Advance) -> Done[int]:
         begun = time.perf_counter()
         tau = load_vector(self.base, self.vector, self.member_terms)
-        evaluator = scenario.evaluator(scenario.model(self.base), tau)
-        curve = Curve(evaluator, scenario.size("choose"), self.partial, advance)
+        model = scenario.model(self.base)
         criterion = scenario.settings.criterion(self.criterion)
-        write_rows(self.out, search_scale(curve, self.search, criterion, self.reference))
+        bounded = None if self.search.confidence is None else criterion.limit
+        evaluator, size = scenario.evaluator(model, tau), scenario.size("choose")
+        curve = Curve(evaluator, size, self.partial, advance, bounded)
+        unit = unit_scale(tau, model)
+        write_rows(self.out, search_scale(curve, self.search, criterion, self.reference, unit))
         return Done(curve.evaluations, time.perf_counter() - begun)
 
 
@@ -95,13 +99,13 @@ class ModelMeasurement(ValueStep[T]):
 
     @contextmanager
     def network(self, scenario: Scenario) -> Iterator[nn.Module]:
-        """Make the network, with τ applied in the block."""
+        """Make the network, with τ subtracted in the block."""
         network = scenario.model(self.model)
         if self.vector is None:
             yield network
             return
         tau = load_vector(self.model, self.vector, self.member_terms)
-        with tau.applied(network, -self.scale):
+        with scenario.subtracted(network, tau, self.scale):
             yield network
 
 
@@ -120,8 +124,16 @@ class Evaluation(ModelMeasurement[Scores]):
         return Done(scores, time.perf_counter() - begun)
 
 
+@dataclass(frozen=True)
 class Measurement(ModelMeasurement[Row | None]):
-    """The metrics of a model on the data that chooses λ; None if outputs are not finite."""
+    """The metrics of a model on the data that chooses λ; None if outputs are not finite.
+
+    Args:
+        bounded: the name of the criterion whose limit the end of an interval must keep; the row
+            then has this end.
+    """
+
+    bounded: str | None = None
 
     value_type: ClassVar = Row | None
 
@@ -132,9 +144,11 @@ class Measurement(ModelMeasurement[Row | None]):
         begun = time.perf_counter()
         with self.network(scenario) as network:
             try:
-                row = scenario.measure(network, "choose", advance).row()
+                scores = scenario.measure(network, "choose", advance)
             except ValueRangeError:
-                row = None
+                return Done(None, time.perf_counter() - begun)
+        limit = None if self.bounded is None else scenario.settings.criterion(self.bounded).limit
+        row = scores.row() | ({} if limit is None else limit.bound_of(scores))
         return Done(row, time.perf_counter() - begun)
 
 
@@ -169,7 +183,7 @@ class MeanLoss(ValueStep[float]):
         """Return the loss; infinity if the outputs are not finite."""
         tau = merge(self.base, self.members, "uniform", **self.terms.arguments())
         try:
-            with tau.applied(model, -self.scale):
+            with scenario.subtracted(model, tau, self.scale):
                 return require_sets(scenario, "greedy").mean_loss(model, self.on, feed, advance)
         except ValueRangeError:
             return inf

@@ -76,7 +76,7 @@ def models_to_show(context: Context, models: Models) -> list[PanelModel]:
 def conflict_of(context: Context, models: Models, consensus: MergedMethod) -> PanelModel:
     """Merge the conflicting elements of the members of the consensus, and find their own λ.
 
-    A coarse grid is enough for a picture; a recipe that compares `conflict` has it searched as
+    A coarse search is enough for a picture; a recipe that compares `conflict` has it searched as
     finely as the other methods.
     """
     recipe, base = context.recipe, context.store.base

@@ -9,7 +9,7 @@ from pathlib import Path
 from negmerge.errors import NegMergeError
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
-from negmerge.runs.checks import check_measured, check_methods
+from negmerge.runs.checks import check_buffers, check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
 from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.geometry import add_geometry
@@ -29,6 +29,7 @@ from negmerge.scenarios.base import Given, Scenario, identity
 from negmerge.support.files import sync_to_disk, write_file
 from negmerge.support.progress import Progress, make_progress
 from negmerge.support.terminal import print_warning
+from negmerge.training.weights import metadata_of, save_model
 from negmerge.vectors.apply import apply
 from negmerge.vectors.task_vector import TaskVector
 
@@ -84,7 +85,13 @@ def write_unlearned(context: Context, models: Models) -> list[Path]:
         write_file(out, models.rivals[title].chosen.out.read_bytes())
     else:
         method = models.merged[title]
-        apply(models.original.out, -method.scale * TaskVector.load(method.patch), out)
+        base, tau = models.original.out, TaskVector.load(method.patch)
+        if context.recipe.buffers == "recalibrate":
+            network = context.scenario.model(base)
+            with context.scenario.subtracted(network, tau, method.scale):
+                save_model(out, network, metadata_of(base))
+        else:
+            apply(base, -method.scale * tau, out)
         sync_to_disk(out)
     return [out, *context.scenario.export(out)]
 
@@ -159,6 +166,7 @@ def checked_scenario(recipe: Recipe, progress: Progress) -> Scenario:
     scenario = recipe.make_scenario(progress)
     check_measured(recipe, scenario)
     scenario.check()
+    check_buffers(recipe, scenario)
     return scenario
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, field_serializer, model_validator
@@ -19,7 +19,7 @@ from negmerge.merging.select import SELECTORS
 from negmerge.registry import unknown_name
 from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.methods import Method, Pool
-from negmerge.runs.terms import Terms
+from negmerge.runs.terms import Policy, Terms
 from negmerge.scenarios.settings import ScenarioSettings, Setup, scenarios
 from negmerge.support.parallel import MAX_WORKERS
 from negmerge.support.progress import Progress
@@ -66,8 +66,10 @@ class Recipe(Strict):
     settings: ScenarioSettings = None  # pyright: ignore (set by the validator)
     """The fields of the scenario."""
     pool: Pool = Pool()
-    buffers: Literal["keep", "merge"] = "keep"
-    """BatchNorm statistics: those of the original model, or merged like weights."""
+    buffers: Policy = "keep"
+    """BatchNorm statistics of the unlearned model: `keep` those of the original model, `merge` them
+    like weights, or `recalibrate` them at each λ on held-out samples without labels, or on the
+    forget set if there are none."""
     methods: Annotated[tuple[Method, ...], Field(max_length=MOST_METHODS)] = tuple(
         Method(name=name) for name in MERGING
     )
@@ -175,7 +177,8 @@ class Recipe(Strict):
     def setup(self, progress: Progress | None = None) -> Setup:
         """Return the values that the recipe gives to its scenario."""
         uses_reported_data = self.settings.criterion(self.criterion).uses_reported_data
-        return Setup(self.seed, self.search.samples, uses_reported_data, progress)
+        recalibrates = self.buffers == "recalibrate"
+        return Setup(self.seed, self.search.samples, uses_reported_data, progress, recalibrates)
 
     def make_scenario(self, progress: Progress | None = None) -> Scenario:
         """Return the scenario of the recipe; it opens its data when they are first needed."""

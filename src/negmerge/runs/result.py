@@ -112,6 +112,8 @@ class MethodRow(Scored):
         criterion: the criterion that chose λ or the best try; None if nothing was chosen.
         looked: whether the criterion used the reported data.
         edge: whether a λ larger than the largest measured one may be better.
+        unused: the percentage of what the limited metric may lose that is not lost at λ, for a
+            criterion such as `keep_retain`.
         agreement: the percentage of pairs of members whose changes of an element, if both are not
             zero, have the same sign.
         direction: `add` if the task vector was added.
@@ -135,6 +137,7 @@ class MethodRow(Scored):
     edge: bool
     seconds_merge: Number | None = None
     seconds_search: Number = 0.0
+    unused: Number | None = None
     agreement: Number | None = None
     sparsity_parts: dict[str, Number] = Field(default_factory=dict)
     direction: Literal["add"] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from negmerge.errors import ValueRangeError
 from negmerge.evaluation.criteria import Criterion, Reference, Row
+from negmerge.evaluation.limits import metrics_of
 from negmerge.evaluation.metrics import Metric
 from negmerge.rivals import rivals
 from negmerge.runs.context import Context
@@ -88,19 +89,30 @@ def measure_tries(context: Context, tries: Sequence[RivalTraining]) -> dict[str,
     if not usable:
         return {}
     models = {"original": context.store.base} | usable
-    steps = [plan_measurement(context, model) for model in models.values()]
+    bounded = None if context.recipe.search.confidence is None else context.criterion.name
+    steps = [plan_measurement(context, model, bounded=bounded) for model in models.values()]
     return dict(zip(models, context.run("measuring the tries of rivals", steps), strict=True))
 
 
 def plan_measurement(
-    context: Context, model: Path, vector: Path | None = None, scale: float = 0.0
+    context: Context,
+    model: Path,
+    vector: Path | None = None,
+    scale: float = 0.0,
+    bounded: str | None = None,
 ) -> Measurement:
-    """Return the step that measures θ or θ − λτ on the data that chooses λ."""
+    """Return the step that measures θ or θ − λτ on the data that chooses λ.
+
+    The arguments are those of `Measurement`.
+    """
     recipe, uses_reported_data = context.recipe, context.criterion.uses_reported_data
     content = [file_digest(model), uses_reported_data, recipe.search.samples, recipe.seed]
-    content += [] if vector is None else [file_digest(vector), scale]
+    if vector is not None:
+        content += [file_digest(vector), scale, *recipe.terms.after_subtraction]
+    content += [] if bounded is None else ["bounded", bounded]
     key = identity("choose", *content, *context.plugin_versions, context.scenario.scored_on)
-    return Measurement(key, model, context.store.states / f"{key}.json", vector, scale)
+    out = context.store.states / f"{key}.json"
+    return Measurement(key, model, out, vector, scale, bounded=bounded)
 
 
 def best_try(
@@ -126,7 +138,7 @@ def best_try(
     tried: list[Tried] = []
     for step, row, loss in zip(steps, rows, losses, strict=True):
         cost = step.read_cost()
-        entry: dict[str, Any] = {"options": step.tried, "loss": loss} | (row or {})
+        entry: dict[str, Any] = {"options": step.tried, "loss": loss} | metrics_of(row or {})
         entry |= {"samples": cost.samples, "seconds": cost.seconds}
         if row is None:
             entry["failure"] = cost.failure or "its outputs are not finite"

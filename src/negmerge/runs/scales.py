@@ -41,7 +41,8 @@ def find_scales(
     done = context.run(f"searching λ in {len(steps)} sweeps", steps)
     members: list[MemberSweep] = []
     for step, swept in zip(steps, done, strict=True):
-        choice = choose(read_rows(step.out), context.criterion, reference)
+        rows, tolerance = read_rows(step.out), step.search.tolerance
+        choice = choose(rows, context.criterion, reference, tolerance)
         if step.member_terms is not None:
             members.append(MemberSweep(step, swept, choice))
             continue
@@ -63,7 +64,7 @@ def plan_member_sweeps(
 ) -> list[Sweep]:
     """Return a sweep of every single member, if `single_best` or the page needs them.
 
-    The sweeps decide for `single_best`; for the page a coarse grid is enough.
+    The sweeps decide for `single_best`; for the page a coarse search is enough.
     """
     recipe = context.recipe
     if not (decides or (context.illustrated and recipe.pool.keep)):
@@ -88,11 +89,15 @@ def plan_sweep(
     search = search or recipe.search
     depends = [search.grid(), criterion.uses_reported_data, search.samples, recipe.seed]
     depends += [member_terms and member_terms.content()]
-    if search.limit is not None:
+    if search.limit is not None or search.strategy == "refine":
         depends += [search.limit, criterion.name, reference, criterion.limits]
     if search.strategy != "grid":
         depends += [search.strategy, criterion.name]
-    depends += context.plugin_versions
+    if search.strategy == "refine":
+        depends += [search.evaluations]
+    if search.confidence is not None:
+        depends += ["confidence", search.confidence]
+    depends += [*recipe.terms.after_subtraction, *context.plugin_versions]
     key = identity(file_digest(vector), depends, context.scenario.scored_on)
     return Sweep(
         key,

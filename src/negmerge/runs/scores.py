@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from negmerge.evaluation.criteria import Reference, Row
+from negmerge.evaluation.refinement import TOLERANCE
 from negmerge.evaluation.scores import Scores, avg_gap, compared
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Evaluation
@@ -60,6 +61,7 @@ def plan_scores(
     content = [file_digest(model), digest, scale, context.criterion.uses_reported_data, "report"]
     terms = member_terms and member_terms.content()
     content += [recipe.search.samples, recipe.seed, terms, *context.plugin_versions]
+    content += [] if vector is None else recipe.terms.after_subtraction
     key = identity("scores", *content, context.scenario.scored_on)
     out = context.store.states / f"{key}.json"
     return Evaluation(key, model, out, vector, scale, member_terms)
@@ -183,6 +185,8 @@ def merged_fields(context: Context, method: MergedMethod, looked: bool) -> dict[
         "edge": method.choice.edge,
         "agreement": None if tau.origin.pairwise is None else 100 * tau.origin.pairwise,
     }
+    if method.choice.left is not None and not method.added:
+        row["unused"] = 100 * method.choice.left
     if method.added:
         row["direction"] = "add"
     return row | context.scenario.details(tau) | method.detail
@@ -218,6 +222,30 @@ def low_agreement(rows: Mapping[str, MethodRow]) -> list[str]:
     return []
 
 
+def unused_budgets(context: Context, models: Models) -> list[str]:
+    """Return a warning if `refine` ended far from the limit of the criterion, for all methods."""
+    criterion, limit = context.criterion, context.criterion.limit
+    if limit is None or context.recipe.search.strategy != "refine":
+        return []
+    far = [
+        f"{title} {100 * choice.left:.0f} %"
+        for title, choice in ((title, method.choice) for title, method in models.merged.items())
+        if choice.left is not None
+        and choice.left > TOLERANCE
+        and choice.largest
+        and not choice.edge
+        and choice.scale > 0
+        and choice.loss > criterion.best
+    ]
+    if not far:
+        return []
+    return [
+        f"the largest allowed λ leaves over {100 * TOLERANCE:.0f} % of what {limit.metric} may "
+        f"lose: {', '.join(far)}; the metric has steps, or {context.recipe.search.evaluations} "
+        "evaluations were too few: raise search.samples"
+    ]
+
+
 def warnings_of(
     context: Context,
     models: Models,
@@ -249,6 +277,7 @@ def warnings_of(
                 f"{title}: a λ larger than all that were tried may be better: raise search.stop "
                 "or search.limit"
             )
+    found += unused_budgets(context, models)
     for title, rival in models.rivals.items():
         if not rival.allowed:
             found.append(

@@ -121,7 +121,8 @@ def plan_losses(
     """Return the steps that measure the loss of θ − λτ of every member on one set."""
     base, terms, states = context.store.base, context.recipe.terms, context.store.states
     content = [context.scenario.scored_on, context.recipe.search.samples, context.recipe.seed]
-    depends = [*content, terms.content(), on, scale, file_digest(base), *context.plugin_versions]
+    depends = [*content, terms.content(), on, scale, file_digest(base)]
+    depends += [*terms.after_subtraction, *context.plugin_versions]
     steps: list[MeanLoss] = []
     for member in pool:
         key = identity("mean loss", depends, file_digest(member.out))

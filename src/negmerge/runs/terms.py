@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from negmerge.merging.inputs import Buffers
+Policy = Literal["keep", "merge", "recalibrate"]
+"""What happens to the statistics of BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -14,20 +15,31 @@ class Terms:
 
     >>> Terms("merge").arguments()
     {'buffers': 'merge', 'include': (), 'exclude': (), 'equalise': False}
+
+    Statistics that are recalibrated are not merged:
+
+    >>> Terms("recalibrate").arguments()["buffers"]
+    'keep'
     """
 
-    buffers: Buffers = "keep"
+    buffers: Policy = "keep"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     equalise: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments by name."""
-        return asdict(self)
+        buffers = "keep" if self.buffers == "recalibrate" else self.buffers
+        return asdict(self) | {"buffers": buffers}
+
+    @property
+    def after_subtraction(self) -> list[str]:
+        """What the key of a measurement of θ − λτ depends on beside θ, λ and τ."""
+        return ["recalibrate"] if self.buffers == "recalibrate" else []
 
     def content(self) -> object:
-        """Return what the key of a step depends on; by default, the key of older versions."""
-        patterns = [self.include, self.exclude]
+        """Return what the key of a merge depends on; by default, as in older versions."""
+        buffers, patterns = self.arguments()["buffers"], [self.include, self.exclude]
         if self.equalise:
-            return [self.buffers, patterns, "equalise"]
-        return [self.buffers, patterns] if any(patterns) else self.buffers
+            return [buffers, patterns, "equalise"]
+        return [buffers, patterns] if any(patterns) else buffers

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
@@ -128,7 +129,7 @@ class Scenario(ABC):
     def __init__(self, settings: ScenarioSettings, setup: Setup) -> None:
         self.settings = settings
         self.seed, self.samples, self.progress = setup.seed, setup.samples, setup.progress
-        self.uses_reported_data = setup.uses_reported_data
+        self.uses_reported_data, self.recalibrates = setup.uses_reported_data, setup.recalibrates
 
     # ---------------------------------------------------------------------------------- description
 
@@ -223,6 +224,22 @@ class Scenario(ABC):
     @abstractmethod
     def measure(self, model: nn.Module, use: Use, advance: Advance = lambda count: None) -> Scores:
         """Measure a model on the sets that choose λ or on those that are reported."""
+
+    def subtracted(
+        self, model: nn.Module, tau: TaskVector, scale: float
+    ) -> AbstractContextManager[Any]:
+        """Change θ to θ − λτ in place during a block; a negative λ adds τ."""
+        return tau.applied(model, -scale)
+
+    @contextmanager
+    def shown(self, one: PanelModel) -> Iterator[nn.Module]:
+        """Make the network of a model that a panel shows."""
+        network = self.model(one.model)
+        if one.patch is None:
+            yield network
+            return
+        with self.subtracted(network, TaskVector.load(one.patch), one.scale):
+            yield network
 
     def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
         """Return an object that measures θ − λτ at any λ, on the sets that choose λ."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import ClassVar, Unpack
+from functools import cached_property, partial
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from negmerge.training.feeds import Batch, CachedFeed, Feed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
 from negmerge.training.outputs import predictions_of
+from negmerge.training.recalibration import recalibrated
 from negmerge.vectors.task_vector import TaskVector
 
 
@@ -109,7 +111,34 @@ class DataScenario(Scenario):
 
     def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
         feeds = {name: CachedFeed(feed) for name, feed in self.eval_sets("choose").items()}
-        return InPlace(model, tau, lambda own, advance: self.measure_on(feeds, own, advance))
+        return InPlace(
+            model, tau, lambda own, advance: self.measure_on(feeds, own, advance), self.subtracted
+        )
+
+    @contextmanager
+    def subtracted(self, model: nn.Module, tau: TaskVector, scale: float) -> Iterator[Any]:
+        """Change θ to θ − λτ in a block, with recalibrated statistics if the recipe asks for it.
+
+        λ = 0 is the original model, whose statistics are kept: criteria compare with it.
+        """
+        with tau.applied(model, -scale):
+            if not self.recalibrates or scale == 0:
+                yield model
+                return
+            name, feed = self._recalibration
+            run = partial(self.observe, name=name, columns=())
+            with recalibrated(model, feed, lambda own, batch: run(own, batch=batch)):
+                yield model
+
+    def recalibration_set(self) -> tuple[str, Feed]:
+        """The name and the samples of the set that `buffers: recalibrate` uses, without labels."""
+        held_out = self.eval_sets("choose").get("holdout")
+        return ("forget", self.train_set("forget")) if held_out is None else ("holdout", held_out)
+
+    @cached_property
+    def _recalibration(self) -> tuple[str, Feed]:
+        name, feed = self.recalibration_set()
+        return name, CachedFeed(feed)
 
     def mean_loss(
         self, model: nn.Module, name: str, feed: Feed, advance: Advance = lambda count: None

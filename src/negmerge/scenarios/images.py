@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -26,7 +25,6 @@ from negmerge.training.loop import Objective
 from negmerge.training.loop import cross_entropy as cross_entropy_loss
 from negmerge.training.outputs import logits_of
 from negmerge.training.samples import Inputs
-from negmerge.vectors.task_vector import TaskVector
 from negmerge.vision.gradcam import grad_cam, picture
 
 IMAGES = 4
@@ -76,7 +74,8 @@ class ClassifierScenario(DataScenario):
         add("image", [picture(pixels) for pixels in inputs], names, alts)
         for one in models:
             try:
-                maps, shares = maps_of(self.model(one.model), one, inputs, labels, argument)
+                with self.shown(one) as network:
+                    maps, shares = maps_of(network, inputs, labels, argument)
                 pngs = [picture(i, heat) for i, heat in zip(inputs, maps, strict=True)]
             except MismatchError as error:
                 return empty_panel(str(error))
@@ -149,7 +148,7 @@ def empty_panel(why: str) -> PanelContent:
 
 
 def maps_of(
-    network: nn.Module, shown: PanelModel, inputs: Tensor, labels: Tensor, argument: str | None
+    network: nn.Module, inputs: Tensor, labels: Tensor, argument: str | None
 ) -> tuple[NDArray[np.float32], Tensor]:
     """Return the Grad-CAM map of each image for its true class, and its predicted probabilities.
 
@@ -163,14 +162,10 @@ def maps_of(
             lambda module, given, named: (given[1:], named | {argument: given[0]}), with_kwargs=True
         )
     network.register_forward_hook(lambda module, given, output: getattr(output, "logits", None))
-    with ExitStack() as stack:
-        if shown.patch is not None:
-            tau = TaskVector.load(shown.patch)
-            stack.enter_context(tau.applied(network, -shown.scale))
-        inputs = inputs.to(next(network.parameters()).device)
-        maps = grad_cam(network, inputs, labels)
-        with torch.inference_mode():
-            return maps, network(inputs).float().softmax(1).cpu()
+    inputs = inputs.to(next(network.parameters()).device)
+    maps = grad_cam(network, inputs, labels)
+    with torch.inference_mode():
+        return maps, network(inputs).float().softmax(1).cpu()
 
 
 def explanation(classes: Sequence[str], models: Sequence[PanelModel]) -> str:

@@ -175,12 +175,14 @@ class Setup:
         samples: the largest number of samples of each set that choose λ.
         uses_reported_data: whether λ is chosen on the reported data.
         progress: shows the progress of long preparations.
+        recalibrates: whether the statistics of BatchNorm are computed again after each subtraction.
     """
 
     seed: int = 0
     samples: int = 2000
     uses_reported_data: bool = False
     progress: Progress | None = None
+    recalibrates: bool = False
 
 
 scenarios: Registry[type[ScenarioSettings]] = Registry(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from negmerge.checkpoints.names import is_variance
+from negmerge.checkpoints.names import is_statistic, is_variance
 from negmerge.errors import MismatchError, ValueRangeError, quoted
 
 if TYPE_CHECKING:
@@ -59,6 +61,29 @@ def applied(
         with torch.no_grad():
             for tensor, where, old in touched:
                 tensor.data[where] = old
+
+
+def unit_scale(tau: TaskVector, model: torch.nn.Module | Mapping[str, Any]) -> float | None:
+    """Return the λ at which λτ is as long as the weights of the tensors that τ changes.
+
+    >>> import numpy as np
+    >>> import negmerge as nm
+    >>> base = {"w": np.array([3.0, 4.0], np.float32)}
+    >>> unit_scale(nm.merge(base, [{"w": np.array([3.0, 6.0], np.float32)}]), base)
+    2.5
+
+    Statistics of BatchNorm do not count. None if τ, or all these weights, are zero.
+    """
+    state, weights, change = _state(model), 0.0, 0.0
+    names = {name: alias for alias, name in tau.origin.tied.items()}
+    for name, entry in tau.entries.items():
+        if not entry.nonzero or is_statistic(name):
+            continue
+        tensor = _find(state, name if name in state else names.get(name, name), entry.shape)
+        weights += float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
+        change += float(np.square(entry.stored(), dtype=np.float64).sum())
+    length = abs(tau.scale) * sqrt(change)
+    return sqrt(weights) / length if weights and length else None
 
 
 def _state(model: torch.nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:

@@ -282,6 +282,15 @@ class ClipScenario(ClassifierScenario):
             return LinearEvaluator(self, model, tau)
         return super().evaluator(model, tau)
 
+    def recalibration_set(self) -> tuple[str, Feed]:
+        """The forget set; a linearised model has the statistics of the original."""
+        if self.clip.linear:
+            raise OptionError(
+                "buffers: got recalibrate, and a linearised model has the statistics of the "
+                "original; set buffers to keep"
+            )
+        return super().recalibration_set()
+
     @property
     def identity(self) -> list[Any]:
         train = self.originals

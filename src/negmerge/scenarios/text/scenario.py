@@ -400,9 +400,7 @@ class TextScenario(DataScenario):
         samples, end = [one for _, one, _ in chosen], self.encoder.tokenizer.eos_token_id
         for one in models:
             with ExitStack() as stack:
-                network = self.model(one.model)
-                if one.patch is not None:
-                    stack.enter_context(TaskVector.load(one.patch).applied(network, -one.scale))
+                network = stack.enter_context(self.shown(one))
                 stack.enter_context(evaluating(network))
                 stack.enter_context(torch.inference_mode())
                 told = greedy(network, samples, end)

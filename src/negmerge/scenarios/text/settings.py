@@ -156,10 +156,9 @@ class TextSettings(ScenarioSettings):
 
     @classmethod
     def defaults(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Use AdamW without weight decay, and find λ by doubling.
+        """Use AdamW without weight decay.
 
-        Decay moves the embeddings of unused tokens of all members in the same direction. λ of
-        language models is anywhere from 0.3 to 16.
+        Decay moves the embeddings of unused tokens of all members in the same direction.
         """
         found, own = dict(tree), {"optimizer": "adamw", "weight_decay": 0.0}
         if isinstance(train := tree.get("train", {}), dict):
@@ -168,9 +167,6 @@ class TextSettings(ScenarioSettings):
         if isinstance(pool, dict) and isinstance(pool.get("settings", {}), dict):
             settings = own | {"lr": 1e-4, "batch": 16, "epochs": 5} | pool.get("settings", {})
             found["pool"] = pool | {"settings": settings}
-        search = tree.get("search", {})
-        if isinstance(search, dict) and not {"scales", "stop", "count"} & search.keys():
-            found["search"] = {"strategy": "doubling"} | search
         return found
 
     def check_members(self, members: Sequence[HyperParameters]) -> None:

@@ -11,6 +11,7 @@ from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
+from negmerge.runs.evidence import gather_evidence
 from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.loss_checks import check_losses
 from negmerge.runs.merges import merge_pool
@@ -60,13 +61,17 @@ def unlearn(context: Context) -> Run:
     models = Models(original, reference, pool, merged, members, trained_rivals, doubts)
     scores = score_models(context, models)
 
+    # Test what every model forgot, beside what the retrained model never knew.
+    gathered = gather_evidence(context, models, scores)
+
     # Write the unlearned model θ − λτ of the first method, the result and the manifest.
     files = write_unlearned(context, models)
-    result = make_result(context, models, scores, measure_added(context, models))
+    added = measure_added(context, models)
+    result = make_result(context, models, scores, added, gathered.evidence)
     write_json(context.store.scores, result.tree())
     if context.illustrated:
         files += draw_panels(context, models, scores)
-    files += files_of_steps(context, models)
+    files += [*files_of_steps(context, models), *gathered.files]
     context.store.finish(problem_hash(context.recipe, context.scenario), files)
     return context.store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,6 @@ def tug_of_war(scores: Mapping[str, Any], reference: Mapping[str, Any]) -> float
     Args:
         reference: the scores of the retrained model.
     """
-    both = [(scores.get(name), reference.get(name)) for name in TUG_OF_WAR]
-    if any(value is None for pair in both for value in pair):
+    if any(one.get(name) is None for one in (scores, reference) for name in TUG_OF_WAR):
         return None
-    return float(np.prod([1 - abs(ours - theirs) / 100 for ours, theirs in both]))
+    return prod(1 - abs(scores[name] - reference[name]) / 100 for name in TUG_OF_WAR)

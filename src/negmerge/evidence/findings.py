@@ -35,6 +35,7 @@ class Finding(_Frozen):
         value: the number; None if it was not measured, and then `why` has the reason.
         low, high: the ends of the 95 % interval, if the number has one.
         n: the number of samples it was computed from.
+        least, most: whether the number is only a lower, an upper bound.
         curve: points (x, y), for a figure.
     """
 
@@ -43,6 +44,8 @@ class Finding(_Frozen):
     high: Number | None = None
     n: Count | None = None
     why: str | None = None
+    least: bool = False
+    most: bool = False
     curve: list[tuple[Number, Number]] = Field(default_factory=list)
 
 
@@ -54,6 +57,8 @@ class Quantity(_Frozen):
         label: a description of a few words.
         short: the heading of its column.
         better: as in `evaluation.metrics.Metric`.
+        of: for a metric of the scenario, whether it is that of the forget or of the retain set; its
+            unit is then that of the metric, and `{metric}` in the label is replaced by its label.
         above, below: what it means if the number of a model is larger, smaller than that of the
             retrained model; "" if it means nothing.
     """
@@ -63,6 +68,7 @@ class Quantity(_Frozen):
     short: str
     unit: str = "%"
     better: Better = "reference"
+    of: Literal["forget", "retain"] | None = None
     above: str = ""
     below: str = ""
 

@@ -6,14 +6,14 @@ format, rounding brings the old value back (Zhang et al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from negmerge.errors import ValueRangeError
-from negmerge.evidence.findings import Finding, Quantity
+from negmerge.evidence.findings import ORIGINAL, Finding, Quantity
 from negmerge.evidence.registry import Findings, ModelTest, Subject, forgetting_tests
 from negmerge.evidence.sets import some_of
 from negmerge.scenarios.data import DataScenario
@@ -81,11 +81,10 @@ def after_rounding(network: nn.Module, levels: int | None) -> Iterator[None]:
                 weight.copy_(before)
 
 
-def find_survival(subject: Subject, levels: int | None) -> Finding:
-    """Return the percentage of changed elements that still differ from the original."""
-    before = load_tensors(subject.original)[0]
+def find_survival(before: Mapping[str, Tensor], network: nn.Module, levels: int | None) -> Finding:
+    """Return the percentage of changed elements that still differ from the original's."""
     changed = kept = 0
-    for name, weight in subject.network.named_parameters():
+    for name, weight in network.named_parameters():
         if name in before and is_rounded(weight, levels):
             old = before[name].to(weight.device, weight.dtype)
             own = survival(old, weight.detach(), levels)
@@ -126,11 +125,12 @@ def find_metrics(subject: Subject, levels: int | None) -> dict[str, Finding]:
 def find(subject: Subject) -> Findings:
     """Round the model to each format; measure it, and compare its weights with the original's."""
     found: Findings = {}
+    before = {} if subject.title == ORIGINAL else load_tensors(subject.original)[0]
     for format, levels in FORMATS.items():
         metrics = find_metrics(subject, levels)
         found |= {f"{name}_{format}": one for name, one in metrics.items()}
-        if subject.title != "original":
-            found[f"survival_{format}"] = find_survival(subject, levels)
+        if before:
+            found[f"survival_{format}"] = find_survival(before, subject.network, levels)
     return found
 
 
@@ -143,16 +143,18 @@ def quantities() -> Iterator[Quantity]:
     for format in FORMATS:
         yield Quantity(
             name=f"forget_{format}",
-            label=f"forget metric after rounding to {format}",
+            label=f"{{metric}} after rounding to {format}",
             short=f"forget, {format}",
+            of="forget",
             above=f"still knows the forget set after rounding to {format}",
             below=f"knows less of the forget set after rounding to {format}",
         )
     for format in FORMATS:
         yield Quantity(
             name=f"retain_{format}",
-            label=f"retain metric after rounding to {format}",
+            label=f"{{metric}} after rounding to {format}",
             short=f"retain, {format}",
+            of="retain",
         )
     for format in FORMATS:
         yield Quantity(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
+from negmerge.evaluation.scores import Scores
 from negmerge.evidence.findings import RETRAINED, TIERS, Finding, Quantity, TestResult, Tier
 from negmerge.registry import Registry
 from negmerge.support.progress import Advance
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from negmerge.scenarios.data import DataScenario
+    from negmerge.scenarios.settings import ScenarioSettings
 
 Need = Literal[
     "chances", "features", "relearning", "retrained", "second", "sets", "unseen", "weights"
@@ -37,11 +39,11 @@ class Seen:
     Args:
         sets: by set (`forget`, `unseen`, `retain`, `test`), columns with one value for each sample:
             `margin`, and those of the forget metric.
-        metrics: the metrics on the reported data.
+        scores: on the reported data.
     """
 
     sets: Mapping[str, Mapping[str, NDArray[Any]]]
-    metrics: Mapping[str, float | None]
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,16 @@ class Subject:
     advance: Advance
 
 
+def named(quantity: Quantity, settings: ScenarioSettings) -> Quantity:
+    """Return a quantity with the label and the unit of the metric that it is, if it is one."""
+    if quantity.of is None:
+        return quantity
+    name = settings.forget_metric if quantity.of == "forget" else settings.retain_metric
+    metric = settings.metric(name)
+    label = quantity.label.replace("{metric}", metric.label)
+    return quantity.model_copy(update={"label": label, "unit": metric.unit})
+
+
 def same(found: dict[str, Findings]) -> dict[str, Findings]:
     """Return the findings of all models as they are."""
     return found
@@ -111,7 +123,9 @@ class ForgettingTest:
     finish: Callable[[dict[str, Findings]], dict[str, Findings]] = same
     version: int = 1
 
-    def result(self, models: dict[str, Findings], missing: str | None = None) -> TestResult:
+    def result(
+        self, settings: ScenarioSettings, models: dict[str, Findings], missing: str | None = None
+    ) -> TestResult:
         """Return the record of what was found, or of why nothing was."""
         found: dict[str, Any] = {"models": models} if missing is None else {"missing": missing}
         if self.axis:
@@ -119,7 +133,8 @@ class ForgettingTest:
         if self.null != RETRAINED:
             found["null"] = self.null
         about = {"title": self.title, "text": self.text, "tier": self.tier}
-        return TestResult(**about, quantities=list(self.quantities), **found)  # pyright: ignore
+        own = [named(quantity, settings) for quantity in self.quantities]
+        return TestResult(**about, quantities=own, **found)  # pyright: ignore
 
 
 @dataclass(frozen=True, kw_only=True)

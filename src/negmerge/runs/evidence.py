@@ -133,7 +133,7 @@ def gather_evidence(context: Context, models: Models, scores: Mapping[str, Score
     todo = [test for test in tests if missing[test.name] is None]
     seconds, files = 0.0, list[Path]()
     examined = models_to_examine(models)
-    rows = {title: one.row() for title, one in scores.items()}
+    scores = dict(scores)
     if second is not None and any("second" in test.needs for test in todo):
         (done,) = context.run("training a second retrained model", [second])
         seconds += done.seconds
@@ -141,8 +141,8 @@ def gather_evidence(context: Context, models: Models, scores: Mapping[str, Score
         examined[SECOND] = Examined(second.out)
         (scored,) = context.run("scoring it", [plan_scores(context, second.out)])
         seconds += scored.seconds
-        rows[SECOND] = scored.value.row()
-    seen, spent = observe_models(context, examined, rows, todo)
+        scores[SECOND] = scored.value
+    seen, spent = observe_models(context, examined, scores, todo)
     found, more = examine_models(context, models, examined, todo)
     for test in todo:
         if isinstance(test, ObservedTest):
@@ -154,7 +154,8 @@ def gather_evidence(context: Context, models: Models, scores: Mapping[str, Score
     results: dict[str, TestResult] = {}
     for test in tests:
         why = missing[test.name]
-        results[test.name] = test.result({} if why else test.finish(found[test.name]), why)
+        own = {} if why is not None else test.finish(found[test.name])
+        results[test.name] = test.result(context.recipe.settings, own, why)
     total = seconds + spent + more
     return Gathered(Evidence(tier=tier, tests=results, seconds=total), files)
 
@@ -214,7 +215,7 @@ def _content(context: Context, examined: Examined) -> list[Any]:
 def observe_models(
     context: Context,
     examined: Mapping[str, Examined],
-    rows: Mapping[str, Mapping[str, float | None]],
+    scores: Mapping[str, Scores],
     todo: Sequence[ForgettingTest],
 ) -> tuple[Exhibits, float]:
     """Observe every model once, for all tests that need no more; return the time it took, too."""
@@ -238,7 +239,7 @@ def observe_models(
                 name: {column: np.array(values) for column, values in own.items()}
                 for name, own in columns[title].items()
             },
-            rows[title],
+            scores[title],
         )
         for title in examined
     }

@@ -176,6 +176,7 @@ forgetting_tests.register(
             "retain metric are measured again, on some reported samples. Beside them is the "
             "share of the changed weights that still differ from the original's after rounding."
         ),
+        place=60,
         tier="basic",
         quantities=tuple(quantities()),
         needs=frozenset(("sets", "weights")),

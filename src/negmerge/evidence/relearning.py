@@ -222,6 +222,7 @@ forgetting_tests.register(
             "of them. Steps are counted until 90 % of the original's metric; the ends of "
             f"the interval are the fewest and the most of {REPEATS} orders of the samples."
         ),
+        place=40,
         tier="standard",
         quantities=(
             Quantity(
@@ -231,7 +232,8 @@ forgetting_tests.register(
                 unit="steps",
                 better="higher",
                 above="relearns more slowly than a model that never knew it",
-                below="relearns faster than a model that never knew it: suppressed, not forgotten",
+                below="relearns faster than a model that never knew it, a sign that knowledge was "
+                "suppressed, not removed",
             ),
             Quantity(
                 name="ratio",

@@ -85,6 +85,11 @@ def _verdict(test: TestResult, model: str) -> Verdict:
     return verdict(test.finding(model, name), test.finding(test.null, name))
 
 
+def _blind(test: TestResult) -> bool:
+    """Whether a test does not even tell the original, which knows the forget set, apart."""
+    return _verdict(test, ORIGINAL) == "alike"
+
+
 def about(page: PageData, test: TestResult) -> str:
     """Say what a test found for the method that made the unlearned model, beside the null."""
     quantity, first = test.quantities[0], page.first
@@ -103,6 +108,11 @@ def about(page: PageData, test: TestResult) -> str:
         "alike": "this test does not tell the two apart, which is no proof that they are alike",
         "unknown": "not comparable",
     }
+    if _blind(test):
+        words["alike"] = (
+            "this test does not tell them apart, nor the original, which knows the forget set: it "
+            "shows nothing here"
+        )
     return f"{text}: {words[_verdict(test, first)]}."
 
 
@@ -135,7 +145,9 @@ def overview(page: PageData) -> str:
         return f"{text} This run has {NO_REFERENCE}."
     found: dict[Verdict, list[str]] = {}
     for test in tests.values():
-        found.setdefault(_verdict(test, first), []).append(f"“{test.title}”")
+        what = _verdict(test, first)
+        what = "unknown" if what == "alike" and _blind(test) else what
+        found.setdefault(what, []).append(f"“{test.title}”")
     told = found.get("above", []) + found.get("below", [])
     alike, unknown = found.get("alike", []), found.get("unknown", [])
     if told:
@@ -145,7 +157,7 @@ def overview(page: PageData) -> str:
         text += f" No difference was found{more} by {join_names(alike)}"
         text += ", which does not prove that there is none."
     if unknown:
-        text += f" Nothing can be said by {join_names(unknown)}."
+        text += f" Nothing was shown by {join_names(unknown)}."
     return text
 
 

@@ -83,11 +83,22 @@ def test_every_test_of_the_tier_has_its_null_beside_it(finished: Path):
     assert evidence.seconds > 0
 
 
+def run_here(finished: Path, name: str, *changes: str) -> Path:
+    """Run the recipe with changes in this process, with the trainings of the finished run."""
+    place = finished.parent
+    recipe = load_recipe(place / "r.yaml", changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEGMERGE_CACHE", str(place / "cache"))
+        scenario, store = recipe.make_scenario(), Run(place / name, [finished])
+        with store.locked():
+            unlearn(Context(recipe, scenario, store, InProcess(scenario), Quiet()))
+    return store.folder
+
+
 def test_the_unlearned_weights_are_not_changed_by_the_tests(finished: Path, place: Path):
-    negmerge(place, "unlearn", "r.yaml", "--out", "plain", "--set", "evidence=basic")
-    for name in ("base", "retrain", "unlearned/model"):
-        file = f"{name}.safetensors"
-        assert (finished / file).read_bytes() == (place / "plain" / file).read_bytes()
+    run_here(finished, "plain", "evidence=basic")
+    file = "unlearned/model.safetensors"
+    assert (finished / file).read_bytes() == (place / "plain" / file).read_bytes()
     assert "evidence" not in (place / "plain" / "recipe.yaml").read_text()
     assert "evidence: standard" in (finished / "recipe.yaml").read_text()
     basic, standard = evidence_of(place / "plain"), evidence_of(finished)
@@ -164,12 +175,12 @@ def test_the_page_says_what_was_shown_and_what_was_not(finished: Path):
     assert "ToW" in page
 
 
-def test_without_a_retrained_model_nothing_passes(place: Path, finished: Path):
-    negmerge(place, "unlearn", "r.yaml", "--out", "alone", "--set", "retrain=null")
-    evidence = evidence_of(place / "alone")
+def test_without_a_retrained_model_nothing_passes(finished: Path):
+    run = run_here(finished, "alone", "retrain=null")
+    evidence = evidence_of(run)
     for name in ("rmia", "strata", "distance"):
         assert evidence.tests[name].missing == NO_REFERENCE
-    page = (place / "alone" / "report" / "index.html").read_text(encoding="utf-8")
+    page = report(Run(run)).read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", page)
     assert f"This run has {NO_REFERENCE}" in text
     assert "A sceptic can tell" not in text

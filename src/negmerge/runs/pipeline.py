@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from negmerge.errors import NegMergeError
+from negmerge.evidence.registry import forgetting_tests, tests_of
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_buffers, check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
+from negmerge.runs.evidence import gather_evidence
 from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.geometry import add_geometry
 from negmerge.runs.loss_checks import check_losses
@@ -63,9 +65,13 @@ def unlearn(context: Context) -> Run:
     models = Models(original, reference, pool, merged, members, trained_rivals, doubts)
     scores = score_models(context, models)
 
+    # Test what every model forgot, beside what the retrained model never knew.
+    gathered = gather_evidence(context, models, scores)
+
     # Write the unlearned model θ − λτ of the first method, the result and the manifest.
     files = write_unlearned(context, models)
-    result = make_result(context, models, scores, measure_added(context, models))
+    added = measure_added(context, models)
+    result = make_result(context, models, scores, added, gathered.evidence)
     result, matched = add_matched(context, models, result)
     files += matched
     if context.illustrated:
@@ -73,7 +79,7 @@ def unlearn(context: Context) -> Run:
     write_json(context.store.scores, result.tree())
     if context.illustrated:
         files += draw_panels(context, models, scores)
-    files += files_of_steps(context, models)
+    files += [*files_of_steps(context, models), *gathered.files]
     context.store.finish(problem_hash(context.recipe, context.scenario), files)
     return context.store
 
@@ -200,4 +206,5 @@ def problem_hash(recipe: Recipe, scenario: Scenario) -> str:
     digests = [model.digest() if isinstance(model, Given) else None for model in models]
     names = [method.name for method in recipe.methods]
     plugins = [*plugin_versions(recipe, scenario), *rules.versions(*names)]
+    plugins += forgetting_tests.versions(*(test.name for test in tests_of(recipe.evidence)))
     return identity(scenario.scored_on, digests, *plugins, *rivals.versions(*names))

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from negmerge.errors import FileError, NegMergeError, OptionError, printable, quoted
 from negmerge.evaluation.scales import Search
+from negmerge.evidence.findings import Tier
 from negmerge.merging.select import SELECTORS
 from negmerge.registry import unknown_name
 from negmerge.runs.executors.settings import ExecutorSettings
@@ -75,6 +76,9 @@ class Recipe(Strict):
     )
     """The methods to compare; the first one makes the unlearned model."""
     search: Search = Search()
+    evidence: Tier = "basic"
+    """Tests of forgetting beside the metrics (`negmerge list evidence`): `standard` takes minutes
+    and trains a second retrained model, `full` trains many models."""
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
     """The number of processes, which share the cores."""
     threads: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
@@ -187,11 +191,12 @@ class Recipe(Strict):
     def dump(self) -> str:
         """Return the recipe as YAML, with all defaults, but without `executor`.
 
-        A run may begin on one machine and continue on a cluster: it is the same run. `threads` is
-        there only if it is set: the recipes of older runs have no such field.
+        A run may begin on one machine and continue on a cluster: it is the same run. `threads` and
+        `evidence` are there only if they are set: the recipes of older runs have no such fields.
         """
         tree: dict[str, Any] = {}
         left_out = {"executor"} | ({"threads"} if self.threads is None else set[str]())
+        left_out |= {"evidence"} if self.evidence == "basic" else set[str]()
         dumped = self.model_dump(mode="json", by_alias=True, exclude=left_out)
         for name, value in dumped.items():
             tree |= value if name == "settings" else {name: value}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from negmerge.evidence.findings import Evidence
 from negmerge.runs.geometry_record import Geometry
 from negmerge.runs.records import Number, Pair, Record
 from negmerge.scenarios.settings import Description
@@ -48,6 +49,7 @@ class Scored(MetricRow):
         samples: the number of samples of each reported set.
         samples_processed: the number of samples processed in training.
         seconds: the seconds of training, merging and searching.
+        tow: the tug-of-war score, if there is a retrained model.
         validation: the metrics on the samples that choose λ, in runs that add task vectors.
     """
 
@@ -56,6 +58,7 @@ class Scored(MetricRow):
     seconds: Number
     samples_processed: Count = 0
     avg_gap: Number | None = None
+    tow: Number | None = None
     validation: dict[str, Number] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -223,6 +226,8 @@ class RunResult(Record):
         splits: the description of the data.
         matching: the level of the fields `matched` of the rows.
         geometry: lengths, distances and losses along paths, which only the page shows.
+        evidence: what tests of forgetting found; None in runs without a page, and of version 0.3
+            and older.
     """
 
     format: Literal["negmerge-scores/1"] = "negmerge-scores/1"
@@ -236,6 +241,7 @@ class RunResult(Record):
     warnings: list[str]
     matching: Matching | None = None
     geometry: Geometry | None = None
+    evidence: Evidence | None = None
 
     @model_validator(mode="after")
     def _check_chosen_on(self) -> RunResult:

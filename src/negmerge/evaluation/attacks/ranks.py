@@ -18,6 +18,7 @@ Scores = NDArray[np.floating[Any]]
 RESOLVED = 1000
 """The least number of non-members for a false-positive rate of 1 %: ten of them lie above the
 threshold, fewer say almost nothing about it."""
+ROUNDING = 1e-9  # 0.01 · 1000 must not be below 10
 
 
 def auc(members: Scores, others: Scores) -> Measured:
@@ -37,7 +38,7 @@ def auc(members: Scores, others: Scores) -> Measured:
         members: the numbers of samples that were trained on.
         others: those of samples of the same distribution that were not.
     """
-    ours, theirs = _checked("members", members), _checked("non-members", others)
+    ours, theirs = checked("members", members), checked("non-members", others)
     below = _placements(ours, theirs)
     value = float(below.mean())
     if min(len(ours), len(theirs)) > 1:
@@ -78,11 +79,26 @@ def tpr(members: Scores, others: Scores) -> Measured | None:
     >>> tpr(np.array([989.0, 989.5, 2000.0, 0.0]), others).value, tpr(others, others[:999])
     (50.0, None)
     """
-    ours, theirs = _checked("members", members), _checked("non-members", others)
+    ours, theirs = checked("members", members), checked("non-members", others)
     if len(theirs) < RESOLVED:
         return None
-    threshold = np.sort(theirs)[-1 - len(theirs) // 100]
-    return share(100 * float((ours > threshold).mean()), len(ours))
+    return share(100 * share_found(ours, np.sort(theirs), 0.01), len(ours))
+
+
+def share_found(members: NDArray[np.float64], ordered: NDArray[np.float64], fpr: float) -> float:
+    """Return the largest share of members above a threshold that at most `fpr` of others exceed.
+
+    >>> share_found(np.array([1.0, 4.5, 9.0]), np.arange(10.0), 0.5)
+    0.6666666666666666
+
+    Args:
+        ordered: the numbers of the others, the lowest first.
+        fpr: the false-positive rate as a share.
+    """
+    allowed = int(fpr * len(ordered) + ROUNDING)
+    if allowed >= len(ordered):
+        return 1.0
+    return float((members > ordered[-1 - allowed]).mean())
 
 
 def best_threshold(members: Scores, others: Scores) -> float:
@@ -93,7 +109,7 @@ def best_threshold(members: Scores, others: Scores) -> float:
     >>> best_threshold(np.array([5.0, 4.0]), np.array([1.0, 2.0, 3.0]))
     3.0
     """
-    ours, theirs = _checked("members", members), _checked("non-members", others)
+    ours, theirs = checked("members", members), checked("non-members", others)
     places = np.unique(np.concatenate([ours, theirs]))
     missed = np.searchsorted(np.sort(ours), places, "right") / len(ours)
     passed = np.searchsorted(np.sort(theirs), places, "right") / len(theirs)
@@ -121,7 +137,7 @@ def privacy_leakage(auc: float, reference: float) -> float:
     return 100 * ((1 - auc) - (1 - reference)) / (1 - reference)
 
 
-def _checked(name: str, scores: Scores) -> NDArray[np.float64]:
+def checked(name: str, scores: Scores) -> NDArray[np.float64]:
     found = scores.astype(np.float64)
     if not len(found) or np.isnan(found).any():
         raise ValueRangeError(

@@ -17,7 +17,7 @@ from negmerge.evaluation.passes import observe_all, observe_set
 from negmerge.evaluation.scores import Scores, columns_to_compare, histograms, score
 from negmerge.evaluation.search import Advance, Evaluator, InPlace
 from negmerge.scenarios.base import Scenario, TrainingOptions, TrainingSet, Use
-from negmerge.training.feeds import Batch, CachedFeed, Feed
+from negmerge.training.feeds import Batch, CachedFeed, Feed, Indices
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
 from negmerge.training.outputs import predictions_of
@@ -31,10 +31,12 @@ class DataScenario(Scenario):
         columns: the columns that it can observe; every metric that needs no others is measured.
             The selector `greedy` needs `loss`.
         reported_columns: those that take long to observe; metrics of them do not choose λ.
+        has_shadows: whether `shadow` returns a scenario.
     """
 
     columns: ClassVar[tuple[str, ...]]
     reported_columns: ClassVar[tuple[str, ...]] = ()
+    has_shadows: ClassVar[bool] = False
 
     @abstractmethod
     def train_set(self, name: TrainingSet) -> Feed:
@@ -43,6 +45,19 @@ class DataScenario(Scenario):
     @abstractmethod
     def eval_sets(self, use: Use) -> Mapping[str, Feed]:
         """The sets that choose λ, or the sets that are reported, by name."""
+
+    def shadow(self, forget: Indices, left_out: Indices) -> DataScenario:
+        """The same scenario with a smaller forget set, for the shadow models of `evidence: full`.
+
+        Its reference is trained. It chooses λ on the samples of this scenario that choose λ, and
+        on some of its own forget set.
+
+        Args:
+            forget: the positions of its forget set in that of this scenario.
+            left_out: the positions of samples that no model of it is trained on; all others are
+                part of its retain set.
+        """
+        raise NotImplementedError(self.settings.kind)
 
     @abstractmethod
     def loss(self, settings: HyperParameters) -> Objective:

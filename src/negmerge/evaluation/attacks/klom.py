@@ -104,7 +104,7 @@ def histogram_divergences(p: Floats, q: Floats) -> Floats:
     held /= held.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = p_share * np.log(p_share / held)
-    return np.where(p_share > 0, terms, 0.0).sum(0)
+    return np.maximum(np.where(p_share > 0, terms, 0.0).sum(0), 0.0)  # not below 0 by rounding
 
 
 def _shares(margins: Floats, edges: Floats) -> Floats:

@@ -14,7 +14,7 @@ from negmerge.errors import OptionError, quoted
 
 T = TypeVar("T")
 
-PLURALS = {"criterion": "criteria", "data set": "datasets"}
+PLURALS = {"criterion": "criteria", "data set": "datasets", "evidence": "evidence"}
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:

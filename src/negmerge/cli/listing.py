@@ -149,6 +149,9 @@ KINDS: dict[str, Callable[[], Table]] = {
     "metrics": registered(
         "negmerge.evaluation.metrics.metrics", fields("unit", "better", "in_gap", summary="label")
     ),
+    "evidence": registered(
+        "negmerge.evidence.registry.forgetting_tests", fields("tier", summary="title")
+    ),
     "criteria": registered("negmerge.evaluation.criteria.criteria", fields("uses_reported_data")),
     "scenarios": registered("negmerge.scenarios.settings.scenarios", fields()),
     "datasets": registered("negmerge.vision.datasets.datasets", _data_set),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -146,3 +146,24 @@ def gap_metrics(reference: Mapping[str, Any]) -> list[str]:
         for name, value in reference.items()
         if name in metrics and metrics.get(name).in_gap and value is not None
     ]
+
+
+TUG_OF_WAR = ("acc_forget", "acc_retain", "acc_test")
+
+
+def tug_of_war(scores: Mapping[str, Any], reference: Mapping[str, Any]) -> float | None:
+    """Return ToW: the product of 1 − |gap| over the accuracies of forget, retain and test set.
+
+    1 for a model with the accuracies of the retrained one. Unlike a mean, the product does not let
+    two small gaps hide a large one (Zhao et al. 2024). None if an accuracy was not measured.
+
+    >>> theirs = {"acc_forget": 90.0, "acc_retain": 100.0, "acc_test": 90.0}
+    >>> round(tug_of_war({"acc_forget": 40.0, "acc_retain": 90.0, "acc_test": 80.0}, theirs), 3)
+    0.405
+
+    Args:
+        reference: the scores of the retrained model.
+    """
+    if any(one.get(name) is None for one in (scores, reference) for name in TUG_OF_WAR):
+        return None
+    return prod(1 - abs(scores[name] - reference[name]) / 100 for name in TUG_OF_WAR)

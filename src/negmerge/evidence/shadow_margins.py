@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,18 +84,17 @@ class ShadowMargins:
 
 def read_shadows(method: str, roles: NDArray[np.int8], files: Sequence[Path]) -> ShadowMargins:
     """Read the files of all shadows, in the order of the rows of `roles`."""
-    found: list[dict[str, NDArray[np.generic]]] = []
+    found: list[dict[str, NDArray[Any]]] = []
     for path in files:
         try:
             found.append(load(path.read_bytes()))
         except (OSError, SafetensorError) as error:
             raise FileError(f"{path}: cannot be read: {error}; remove it and run again") from None
-    places = [(kind, name) for kind in KINDS for name in SETS]
-
-    def joined(column: str, dtype: type[np.generic]) -> dict[tuple[Kind, str], NDArray[np.generic]]:
-        return {
-            (kind, name): np.stack([one[f"{kind}.{name}.{column}"] for one in found]).astype(dtype)
-            for kind, name in places
-        }
-
-    return ShadowMargins(method, roles, joined("margin", np.float64), joined("correct", np.bool_))  # pyright: ignore
+    margins: dict[tuple[Kind, str], Floats] = {}
+    correct: dict[tuple[Kind, str], NDArray[np.bool_]] = {}
+    for kind in KINDS:
+        for name in SETS:
+            margins[kind, name] = np.stack([one[f"{kind}.{name}.margin"] for one in found])
+            answers = np.stack([one[f"{kind}.{name}.correct"] for one in found])
+            correct[kind, name] = answers.astype(np.bool_)
+    return ShadowMargins(method, roles, margins, correct)

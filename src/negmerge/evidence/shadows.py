@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
 from negmerge.evaluation.attacks.klom import KLoM, klom
@@ -12,23 +9,12 @@ from negmerge.evaluation.attacks.shadow_game import Role, play
 from negmerge.evaluation.attacks.unlearning_score import epsilons, final_score, forget_score
 from negmerge.evaluation.metrics import Measured
 from negmerge.evidence.findings import ORIGINAL, RETRAINED, Finding, Quantity
-from negmerge.evidence.registry import Findings, ForgettingTest, forgetting_tests
+from negmerge.evidence.registry import Findings, ShadowTest, forgetting_tests
 from negmerge.evidence.shadow_margins import Kind, ShadowMargins
 
 FPR = 0.01
 OUT_ONLY = (Role.UNLEARNED, Role.OUT)
 """The roles of a target in whose shadows the retrained model never saw it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShadowTest(ForgettingTest):
-    """A test that is computed from shadow models.
-
-    Args:
-        find: returns the findings for the originals, the unlearned and the retrained models.
-    """
-
-    find: Callable[[ShadowMargins], dict[str, Findings]]
 
 
 def titles(shadows: ShadowMargins) -> dict[str, Kind]:

@@ -35,6 +35,7 @@ class RunDirectory:
         self.recipe = self.folder / "recipe.yaml"
         self.base = self.folder / "base.safetensors"
         self.retrain = self.folder / "retrain.safetensors"
+        self.second = self.folder / "retrain-2.safetensors"
         self.accumulator = self.folder / "pool" / "accumulator.safetensors"
         self.unlearned = self.folder / "unlearned" / "model.safetensors"
         self.page = self.folder / "report" / "index.html"

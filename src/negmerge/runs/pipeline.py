@@ -11,6 +11,7 @@ from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_measured, check_methods
 from negmerge.runs.context import Context, plugin_versions
+from negmerge.runs.evidence import gather_evidence
 from negmerge.runs.executors.choose import make_executor
 from negmerge.runs.loss_checks import check_losses
 from negmerge.runs.merges import merge_pool
@@ -21,6 +22,7 @@ from negmerge.runs.recipe import DEFAULT, Recipe, load_recipe
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
 from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
+from negmerge.runs.shadows import check_shadows, shadow_note
 from negmerge.runs.status import StatusWriter, refuse_second_driver
 from negmerge.runs.store import Run, write_json
 from negmerge.scenarios.base import Given, Scenario, identity
@@ -60,13 +62,17 @@ def unlearn(context: Context) -> Run:
     models = Models(original, reference, pool, merged, members, trained_rivals, doubts)
     scores = score_models(context, models)
 
+    # Test what every model forgot, beside what the retrained model never knew.
+    gathered = gather_evidence(context, models, scores)
+
     # Write the unlearned model θ − λτ of the first method, the result and the manifest.
     files = write_unlearned(context, models)
-    result = make_result(context, models, scores, measure_added(context, models))
+    added = measure_added(context, models)
+    result = make_result(context, models, scores, added, gathered.evidence)
     write_json(context.store.scores, result.tree())
     if context.illustrated:
         files += draw_panels(context, models, scores)
-    files += files_of_steps(context, models)
+    files += [*files_of_steps(context, models), *gathered.files]
     context.store.finish(problem_hash(context.recipe, context.scenario), files)
     return context.store
 
@@ -127,6 +133,7 @@ def run(
         scenario = recipe.make_scenario(shown)
         check_measured(recipe, scenario)
         scenario.check()  # before anything is written
+        check_shadows(recipe, scenario)
         for note in (*scenario.describe().notes, *recipe.member_notes):
             print_warning(note)  # before hours of work, not after
         stack.enter_context(store.locked())
@@ -134,6 +141,9 @@ def run(
         if finished(store, recipe, scenario):
             store.clear_state()
             return store
+        if recipe.evidence == "full":
+            text, facts = shadow_note(recipe, scenario)
+            shown.note(text, **facts)
         status = stack.enter_context(StatusWriter(store).running())
         executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
         return unlearn(Context(recipe, scenario, store, executor, shown, status=status))
@@ -167,6 +177,7 @@ def plan(
     scenario = recipe.make_scenario(progress)
     check_measured(recipe, scenario)
     scenario.check()
+    check_shadows(recipe, scenario)
     return plan_run(recipe, scenario, store, progress)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from negmerge.evidence.findings import Evidence
 from negmerge.runs.records import Number, Pair, Record
 from negmerge.scenarios.settings import Description
 
@@ -47,6 +48,7 @@ class Scored(MetricRow):
         samples: the number of samples of each reported set.
         samples_processed: the number of samples processed in training.
         seconds: the seconds of training, merging and searching.
+        tow: the tug-of-war score, if there is a retrained model.
         validation: the metrics on the samples that choose λ, in runs that add task vectors.
     """
 
@@ -55,6 +57,7 @@ class Scored(MetricRow):
     seconds: Number
     samples_processed: Count = 0
     avg_gap: Number | None = None
+    tow: Number | None = None
     validation: dict[str, Number] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -194,6 +197,8 @@ class RunResult(Record):
         format: the version of the file; files of negmerge 0.1 do not have this field.
         methods: in the order of the recipe; the first made the unlearned model.
         splits: the description of the data.
+        evidence: what tests of forgetting found; None in runs without a page, and of version 0.3
+            and older.
     """
 
     format: Literal["negmerge-scores/1"] = "negmerge-scores/1"
@@ -205,6 +210,7 @@ class RunResult(Record):
     splits: Description
     pool: list[MemberRow]
     warnings: list[str]
+    evidence: Evidence | None = None
 
     @model_validator(mode="after")
     def _check_chosen_on(self) -> RunResult:

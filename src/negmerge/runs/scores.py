@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from negmerge.evaluation.criteria import Reference, Row
-from negmerge.evaluation.scores import Scores, avg_gap, compared
+from negmerge.evaluation.scores import Scores, avg_gap, compared, tug_of_war
+from negmerge.evidence.findings import Evidence
+from negmerge.evidence.verdicts import overdone
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Evaluation
 from negmerge.runs.merges import MergedMethod
@@ -107,9 +109,19 @@ def measure_added(context: Context, models: Models) -> dict[str, Row]:
 
 
 def make_result(
-    context: Context, models: Models, scores: Mapping[str, Scores], added: Mapping[str, Row]
+    context: Context,
+    models: Models,
+    scores: Mapping[str, Scores],
+    added: Mapping[str, Row],
+    evidence: Evidence | None = None,
 ) -> RunResult:
-    """Return everything that the run measured, from `score_models` and `measure_added`."""
+    """Return everything that the run measured.
+
+    Args:
+        scores: from `score_models`.
+        added: from `measure_added`.
+        evidence: from `gather_evidence`.
+    """
     recipe, about = context.recipe, context.scenario.describe()
     if models.reference is not None:
         scores = {
@@ -122,8 +134,8 @@ def make_result(
     reference = retraining = None
     if models.reference is not None:
         reference = score_fields(scores["retrained"]) | cost_fields([models.reference])
-        reference["avg_gap"] = avg_gap(reference, reference)
-        original["avg_gap"] = avg_gap(original, reference)
+        reference |= distances(reference, reference)
+        original |= distances(original, reference)
         # The samples of retraining by the recipe, also when the reference came from a file.
         retraining = models.reference.samples(context.scenario)
     rows: dict[str, MethodRow] = {}
@@ -134,7 +146,7 @@ def make_result(
         else:
             row = models.rivals[title].row(context.criterion, about.looked)
         row = {"method": title} | row | score_fields(scores[title]) | validation.get(title, {})
-        row["avg_gap"] = None if reference is None else avg_gap(row, reference)
+        row |= {"avg_gap": None} if reference is None else distances(row, reference)
         row["cost_ratio"] = None if not retraining else row["samples_processed"] / retraining
         rows[title] = MethodRow.model_validate(row)
     return RunResult(
@@ -146,8 +158,17 @@ def make_result(
         methods=list(rows.values()),
         splits=about,
         pool=member_rows(models, scores, reference),
-        warnings=warnings_of(context, models, about, rows, retraining),
+        warnings=warnings_of(context, models, about, rows, retraining)
+        + ([] if evidence is None else overdone(evidence)),
+        **({} if evidence is None else {"evidence": evidence}),
     )
+
+
+def distances(row: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return Avg. Gap to the retrained model, and ToW if all its accuracies were measured."""
+    found = {"avg_gap": avg_gap(row, reference)}
+    tow = tug_of_war(row, reference)
+    return found if tow is None else found | {"tow": tow}
 
 
 def score_fields(scores: Scores) -> dict[str, Any]:

@@ -270,8 +270,17 @@ def plan_shadows(recipe: Recipe, scenario: DataScenario, store: Run) -> list[Sha
     return steps
 
 
-def train_shadows(context: Context) -> tuple[ShadowMargins, list[Path], float]:
-    """Train all shadows; return what they recorded, their files, and the seconds they took."""
+@dataclass(frozen=True)
+class TrainedShadows:
+    """What all shadows recorded, their files, and the seconds they took."""
+
+    margins: ShadowMargins
+    files: list[Path]
+    seconds: float
+
+
+def train_shadows(context: Context) -> TrainedShadows:
+    """Train all shadows that are not done yet."""
     recipe, scenario = context.recipe, require_sets(context.scenario, "shadows")
     steps = plan_shadows(recipe, scenario, context.store)
     done = context.run(f"training {len(steps)} shadows", steps)
@@ -281,7 +290,7 @@ def train_shadows(context: Context) -> tuple[ShadowMargins, list[Path], float]:
     files = [step.out for step in steps]
     roles = np.array([step.roles for step in steps], np.int8)
     margins = read_shadows(recipe.methods[0].title, roles, files)
-    return margins, files, sum(one.seconds for one in done)
+    return TrainedShadows(margins, files, sum(one.seconds for one in done))
 
 
 def samples_of(recipe: Recipe, scenario: DataScenario) -> int:

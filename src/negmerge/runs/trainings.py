@@ -121,6 +121,7 @@ def make_training(
     states: Path,
     start: Start | None = None,
     save_every: float = 15.0,
+    repetition: int = 0,
 ) -> Training:
     """Return a training with its key and seed.
 
@@ -129,10 +130,12 @@ def make_training(
         out: returns the model file for a key.
         states: the folder for the states of trainings in progress.
         start: the weights to start from; None for fresh weights.
+        repetition: the same training with another number has other random numbers.
     """
     start_key = None if start is None else start.key
-    depends = [scenario.identity, on, settings.content(), start_key]
-    drawn = identity(scenario.identity, on, settings.random_content(), start_key)
+    again = [repetition] if repetition else []
+    depends = [scenario.identity, on, settings.content(), start_key, *again]
+    drawn = identity(scenario.identity, on, settings.random_content(), start_key, *again)
     seed = seed_of("training", scenario.seed, drawn)
     versions = [*scenarios.versions(scenario.settings.kind), *scenario.plugin_versions]
     key = identity(*depends, *versions, seed, LOOP)

@@ -21,6 +21,7 @@ from negmerge.training.feeds import Batch, CachedFeed, Feed, Indices
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
 from negmerge.training.outputs import predictions_of
+from negmerge.training.samples import Inputs
 from negmerge.vectors.task_vector import TaskVector
 
 
@@ -31,11 +32,13 @@ class DataScenario(Scenario):
         columns: the columns that it can observe; every metric that needs no others is measured.
             The selector `greedy` needs `loss`.
         reported_columns: those that take long to observe; metrics of them do not choose λ.
+        has_features: whether `features` returns the features of samples.
         has_shadows: whether `shadow` returns a scenario.
     """
 
     columns: ClassVar[tuple[str, ...]]
     reported_columns: ClassVar[tuple[str, ...]] = ()
+    has_features: ClassVar[bool] = False
     has_shadows: ClassVar[bool] = False
 
     @abstractmethod
@@ -45,6 +48,23 @@ class DataScenario(Scenario):
     @abstractmethod
     def eval_sets(self, use: Use) -> Mapping[str, Feed]:
         """The sets that choose λ, or the sets that are reported, by name."""
+
+    def unseen_set(self) -> Feed | None:
+        """Samples like those of the reported forget set that no model was trained on.
+
+        If a class is forgotten, they are of that class. None if there are none, or if the reported
+        forget set itself was not trained on.
+        """
+        return None
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the weights of a model alone are what a user runs."""
+        return True
+
+    def features(self, model: nn.Module, name: str, inputs: Inputs) -> Tensor:
+        """The features of a batch of a set, from which the last layer computes the logits."""
+        raise NotImplementedError(name)
 
     def shadow(self, forget: Indices, left_out: Indices) -> DataScenario:
         """The same scenario with a smaller forget set, for the shadow models of `evidence: full`.

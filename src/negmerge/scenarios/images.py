@@ -24,7 +24,7 @@ from negmerge.training.feeds import Batch, Feed, Indices
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective
 from negmerge.training.loop import cross_entropy as cross_entropy_loss
-from negmerge.training.outputs import logits_of
+from negmerge.training.outputs import last_features, logits_of
 from negmerge.training.samples import Inputs
 from negmerge.vectors.task_vector import TaskVector
 from negmerge.vision.gradcam import grad_cam, picture
@@ -37,6 +37,7 @@ class ClassifierScenario(DataScenario):
     """A scenario whose model returns one logit for each class."""
 
     columns = ("correct", "confidence", "loss", "label", "logits")
+    has_features = True
 
     @property
     @abstractmethod
@@ -46,6 +47,10 @@ class ClassifierScenario(DataScenario):
     def logits(self, model: nn.Module, name: str, inputs: Inputs) -> Tensor:
         """The logits of a batch of a set."""
         return logits_of(model, inputs)
+
+    def features(self, model: nn.Module, name: str, inputs: Inputs) -> Tensor:
+        """The input of the last linear layer, which must compute the logits."""
+        return last_features(model, inputs)
 
     def draw(self, panel: str, models: Sequence[PanelModel], advance: Advance) -> PanelContent:
         """Return Grad-CAM maps of a few reported forget images, or why there are none."""

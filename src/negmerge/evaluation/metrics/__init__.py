@@ -134,7 +134,7 @@ RESERVED = frozenset((
     "evaluations", "failure", "id", "intervals", "kept", "looked", "loss", "member",
     "members", "method", "options", "order", "samples", "samples_processed", "scale",
     "seconds", "seconds_merge", "seconds_search", "settings", "sparsity", "sparsity_parts",
-    "splits", "title", "tried", "validation",
+    "splits", "title", "tow", "tried", "validation",
 ))  # fmt: skip
 """Other fields of the rows of `scores.json`, which no metric may be named like."""
 

@@ -121,6 +121,22 @@ class Classify(ClassifierScenario):
         of = {"holdout": test if parts.holdout_from == "test" else train, "test": test}
         return {name: ImageFeed(of.get(name, train), where) for name, where in sets.items()}
 
+    def unseen_set(self) -> Feed | None:
+        """Reported test images of the classes of the forget set.
+
+        The test set has no images of a class that is forgotten as a whole; they are taken from the
+        test images that it leaves out.
+        """
+        train, test = self.images
+        forgotten = self.splits.forgotten_class
+        where = self.splits.test if self.uses_reported_data else self.parts.report["test"]
+        if forgotten is None:
+            known = np.unique(train.labels[self.splits.forget])
+            where = where[np.isin(test.labels[where], known)]
+        else:
+            where = np.flatnonzero(test.labels == forgotten)
+        return ImageFeed(test, where) if len(where) else None
+
     @property
     def class_names(self) -> Sequence[str]:
         return self.images[0].classes

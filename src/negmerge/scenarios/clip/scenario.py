@@ -276,6 +276,17 @@ class ClipScenario(ClassifierScenario):
         """The logits of a batch, by the head of its set."""
         return model(inputs, name)
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the model is not linearised: then its weights need those of the original."""
+        return not self.clip.linear
+
+    def features(self, model: nn.Module, name: str, inputs: Inputs) -> Tensor:
+        """The features of the image encoder."""
+        assert isinstance(model, ClipClassifier)
+        assert isinstance(inputs, Tensor)
+        return model.features(inputs)
+
     def evaluator(self, model: nn.Module, tau: TaskVector) -> Evaluator:
         """Measures θ − λτ at any λ; for a linearised model, all λ from one pass."""
         if isinstance(model, LinearizedClassifier):

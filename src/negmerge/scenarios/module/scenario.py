@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from negmerge.evaluation.passes import BATCH
+from negmerge.evaluation.passes import BATCH, batches
 from negmerge.scenarios.base import Given, TrainingSet, Use
 from negmerge.scenarios.images import ClassifierScenario
 from negmerge.scenarios.module.check import count_classes
@@ -124,6 +124,17 @@ class ModuleScenario(ClassifierScenario):
             feeds[called] = DatasetFeed(feed.dataset, picked, feed.where)
         return feeds
 
+    def unseen_set(self) -> Feed | None:
+        """The reported test samples of the classes of the forget set."""
+        found = self.eval_sets("report")
+        if not {"forget", "test"} <= found.keys():
+            return None
+        known, labels = (_labels(found[name]) for name in ("forget", "test"))
+        where = np.flatnonzero(np.isin(labels, known))
+        test = found["test"]
+        assert isinstance(test, DatasetFeed)
+        return DatasetFeed(test.dataset, test.indices[where], test.where) if len(where) else None
+
     def model(self, weights: Path | None = None, seed: int = 0) -> nn.Module:
         """A copy of the module, with the weights of a file if one is given."""
         network = copy.deepcopy(self.module)
@@ -139,3 +150,8 @@ class ModuleScenario(ClassifierScenario):
             sizes={name: len(feed) for name, feed in self.splits.items()},
             chosen_on={name: len(picked) for name, picked in self.chosen.items()},
         )
+
+
+def _labels(feed: Feed) -> Indices:
+    """Return the label of every sample of a feed."""
+    return np.concatenate([feed.test_batch(some)[1].numpy() for some in batches(len(feed))])

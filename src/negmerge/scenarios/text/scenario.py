@@ -139,6 +139,10 @@ class TextScenario(DataScenario):
         """Retain, forget, holdout and general texts: at most half of each set chooses λ."""
         return {name: TextFeed(own) for name, own in self.parts[use].items()}
 
+    def unseen_set(self) -> Feed | None:
+        """The reported records of the holdout set, if there is one."""
+        return self.eval_sets("report").get("holdout")
+
     @cached_property
     def parts(self) -> dict[Use, dict[str, list[Sample]]]:
         """The samples that choose λ and those that are reported, by set."""

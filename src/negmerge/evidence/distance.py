@@ -62,6 +62,7 @@ forgetting_tests.register(
             "metrics; ToW, the tug-of-war score, is the product of 1 − |gap| over the accuracies "
             "of forget, retain and test set, 1 for equal accuracies."
         ),
+        place=70,
         tier="standard",
         quantities=(
             Quantity(

@@ -42,6 +42,7 @@ forgetting_tests.register(
             "non-members. AUC is the percentage of pairs in which the forgotten record is ranked "
             "higher; 50 % is chance."
         ),
+        place=10,
         tier="basic",
         quantities=(AUC,),
         needs=frozenset(("chances", "unseen")),

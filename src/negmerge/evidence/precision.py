@@ -20,8 +20,8 @@ from negmerge.scenarios.data import DataScenario
 from negmerge.training.feeds import Feed
 from negmerge.training.weights import load_tensors
 
-FORMATS = {"bf16": None, "int8": 127, "int4": 7}
-"""The formats; of those of whole numbers, the largest number."""
+FORMATS = {"int4": 7, "int8": 127, "bf16": None}
+"""The formats, the coarsest first; of those of whole numbers, the largest number."""
 SAMPLES = 1000
 """The largest number of samples of each set that a rounded model is measured on."""
 
@@ -176,6 +176,7 @@ forgetting_tests.register(
             "retain metric are measured again, on some reported samples. Beside them is the "
             "share of the changed weights that still differ from the original's after rounding."
         ),
+        place=60,
         tier="basic",
         quantities=tuple(quantities()),
         needs=frozenset(("sets", "weights")),

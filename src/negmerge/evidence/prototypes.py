@@ -145,6 +145,7 @@ forgetting_tests.register(
             "that never saw the samples separate them, too: only the difference to the retrained "
             "model says something."
         ),
+        place=50,
         tier="standard",
         quantities=(
             Quantity(

@@ -112,6 +112,7 @@ class ForgettingTest:
         axis: the label of the horizontal axis of the curves, if it has curves.
         null: the title of the model whose finding is the line to reach.
         finish: computes findings that need those of other models, from those of all.
+        place: tests with a smaller number come first on the page.
         version: to be raised when the same model gives other findings.
     """
 
@@ -124,6 +125,7 @@ class ForgettingTest:
     axis: str = ""
     null: str = RETRAINED
     finish: Callable[[dict[str, Findings]], dict[str, Findings]] = same
+    place: int = 100
     version: int = 1
 
     def result(
@@ -183,12 +185,11 @@ forgetting_tests: Registry[ForgettingTest] = Registry("evidence", "negmerge.evid
 
 
 def tests_of(tier: Tier) -> list[ForgettingTest]:
-    """Return the tests of a tier and of those before it: tier by tier, then by name.
+    """Return the tests of a tier and of those before it, in the order of the page.
 
-    >>> {test.tier for test in tests_of("basic")}
-    {'basic'}
+    >>> [test.name for test in tests_of("basic")]
+    ['membership', 'precision']
     """
     found = [forgetting_tests.get(name) for name in forgetting_tests]
-    places = {name: place for place, name in enumerate(TIERS)}
-    some = [test for test in found if places[test.tier] <= places[tier]]
-    return sorted(some, key=lambda test: places[test.tier])
+    some = [test for test in found if TIERS.index(test.tier) <= TIERS.index(tier)]
+    return sorted(some, key=lambda test: test.place)

@@ -85,11 +85,13 @@ forgetting_tests.register(
             "RMIA asks how much likelier a record is under the model than under a second retrained "
             "model, which never saw it, compared with unseen records. AUC: 50 % is chance. The "
             "worst tenth are the forgotten records that the attack finds most easily in the "
-            "original. TPR is the share of forgotten records that are found when 1 % of unseen "
+            "original; they are hard ones, and a model that never saw them does not have 50 % on "
+            "them. TPR is the share of forgotten records that are found when 1 % of unseen "
             "ones are taken for them. The attack on the retain set has no reference model that "
             "never saw it, and ranks by probability alone; its line is the retrained model, which "
             "was trained on that set."
         ),
+        place=20,
         tier="standard",
         quantities=(
             AUC,

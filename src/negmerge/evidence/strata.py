@@ -66,6 +66,7 @@ forgetting_tests.register(
             "retrained model. Records that are known without being trained on say little about "
             "forgetting; those of high memorisation say most."
         ),
+        place=30,
         tier="standard",
         quantities=tuple(_quantity(name) for name in reversed(STRATA)),
         needs=frozenset(("chances", "retrained", "second")),

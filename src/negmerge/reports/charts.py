@@ -154,6 +154,18 @@ class Chart:
             0.99, value, f" {text}", transform=self.axes.get_yaxis_transform(), **options
         )
 
+    def interval(self, low: float, high: float, height: float, method: str) -> None:
+        """Draw a horizontal interval in the style of a method."""
+        options: dict[str, Any] = {"color": colour_of(self.style(method)), "linewidth": 2}
+        (artist,) = self.axes.plot([low, high], [height, height], **options)
+        self.tag(artist, method)
+
+    def reach_line(self, value: float, low: float | None, high: float | None) -> None:
+        """Draw a dashed line from bottom to top, the value to reach, with its interval shaded."""
+        if low is not None and high is not None:
+            self.axes.axvspan(low, high, color=TEXT, alpha=0.07, linewidth=0, zorder=0)
+        self.axes.axvline(value, color=TEXT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+
     def file_svg(self) -> str:
         """The chart as the content of an SVG file."""
         return self._draw(_FILE_COLOURS)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from negmerge.evaluation.metrics import Metric, metrics
-from negmerge.reports.ranking import AVG_GAP, interval_text
+from negmerge.reports.ranking import AVG_GAP, TOW, interval_text
 
 HEADINGS = {
     "scale": "λ",
@@ -101,7 +101,7 @@ class DataTable:
         name = _stem(column)
         if name in self.metrics:
             return self.metrics[name]
-        return metrics.get(name) if name in metrics else {"avg_gap": AVG_GAP}.get(name)
+        return metrics.get(name) if name in metrics else {"avg_gap": AVG_GAP, "tow": TOW}.get(name)
 
     def _cell(self, row: dict[Any, Any], name: str) -> Cell:
         value = row[name]

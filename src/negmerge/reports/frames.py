@@ -82,6 +82,7 @@ def _score_cells(
     bounds = None if name == "retrained" else gap_interval(row, page.result)
     low, high = bounds or (None, None)
     cells |= {"avg_gap": row.avg_gap, "avg_gap_low": low, "avg_gap_high": high}
+    cells["tow"] = row.tow
     cells[page.loss_column] = losses.get(name)
     return cells | {column: getattr(row, column, None) for column in COSTS}
 

@@ -95,7 +95,7 @@ class PageBuilder:
             for title, make in sections_of(page):
                 section = self.attempt(title, partial(make, page))
                 sections += [] if section is None else [(title, section)]
-        tables = [one.table for _, one in sections if one.table is not None]
+        tables = [table for _, one in sections for table in one.tables]
         files = {f"tables/{k}": v for table in tables for k, v in table.files().items()}
         return {"index.html": self.render(recipe and recipe.title, page, sections)} | files
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from negmerge.evaluation.criteria import Criterion
 from negmerge.evaluation.metrics import Metric, metric_of
-from negmerge.reports.ranking import gap_metric, measured_metrics
+from negmerge.reports.ranking import TOW, gap_metric, measured_metrics
 from negmerge.reports.styles import Styles, styles_of
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.result import RunResult
@@ -55,9 +55,10 @@ class PageData:
 
     @cached_property
     def columns(self) -> dict[str, Metric]:
-        """The metrics by column, with Avg. Gap and the criterion's loss."""
+        """The metrics by column, with Avg. Gap, ToW and the criterion's loss."""
         loss = metric_of(f"{self.criterion.name}_loss")
-        return self.metrics | {"avg_gap": gap_metric(self.result), self.loss_column: loss}
+        gap = gap_metric(self.result)
+        return self.metrics | {"avg_gap": gap, "tow": TOW, self.loss_column: loss}
 
     @property
     def first(self) -> str:

@@ -17,7 +17,7 @@ AVG_GAP = replace(
     short="Avg. Gap",
     unit="points",
 )
-
+TOW = replace(metric_of("tow"), label="tug-of-war score", short="ToW")
 
 SHOWN = 6
 """The largest number of metrics in short tables and of λ curves; large tables have all."""

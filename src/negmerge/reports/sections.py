@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from negmerge.evaluation.metrics import Histogram
-from negmerge.reports import figures, frames
+from negmerge.reports import evidence, figures, frames
 from negmerge.reports.export import DataTable
-from negmerge.reports.frames import Missing, PanelData
+from negmerge.reports.frames import Missing, NotMeasured, PanelData
 from negmerge.reports.inspection import notes
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import criterion_losses, join_names
@@ -27,6 +27,7 @@ class Section:
         open: whether the table is unfolded.
         notes: an explanation of the table.
         pictures: the pictures of the panel as data URIs, by file name.
+        parts: parts with a title, text, charts and a table of their own; the legend is for all.
     """
 
     id: str
@@ -39,6 +40,13 @@ class Section:
     notes: list[str] = field(default_factory=list)
     panel: PanelData | None = None
     pictures: dict[str, str] = field(default_factory=dict)
+    parts: list[tuple[str, Section]] = field(default_factory=list)
+
+    @property
+    def tables(self) -> list[DataTable]:
+        """Its table, and those of its parts."""
+        own = [] if self.table is None else [self.table]
+        return [*own, *(table for _, part in self.parts for table in part.tables)]
 
 
 MakeSection = Callable[[PageData], Section]
@@ -66,6 +74,22 @@ def scores(page: PageData) -> Section:
         )
     table = DataTable("scores", "Scores of all methods", frames.scores_frame(page), page.columns)
     return Section("scores", text, table=table, open=True, notes=notes(result))
+
+
+def sceptic(page: PageData) -> Section:
+    found = page.result.evidence
+    if found is None:
+        raise NotMeasured("no test of forgetting was run")
+    parts: list[tuple[str, Section]] = []
+    for name, test in found.tests.items():
+        if test.missing is None:
+            charts = evidence.charts(page, name, test)
+            table = evidence.table(page, name, test)
+            says = [evidence.about(page, test), *evidence.others(page, test)]
+            section = Section(f"evidence-{name}", test.text, charts, table=table, notes=says)
+            parts.append((test.title, section))
+    notes, legend = evidence.missing(page), _models(page)
+    return Section("evidence", evidence.overview(page), legend=legend, notes=notes, parts=parts)
 
 
 def trade_off(page: PageData) -> Section:
@@ -195,6 +219,7 @@ def panel(page: PageData, id: str) -> Section:
 
 SECTIONS: dict[str, MakeSection] = {
     "All methods": scores,
+    "Would a sceptic agree?": sceptic,
     "Retained against forgotten": trade_off,
     "How rivals were tuned": tries,
     "The pool": pool,

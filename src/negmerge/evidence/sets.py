@@ -101,7 +101,7 @@ def lacks(scenario: Scenario, need: Need) -> bool:
     if need == "weights":
         return not scenario.stands_alone
     if need == "shadows":
-        return not scenario.has_shadows
+        return not scenario.settings.has_shadows
     return need == "unseen" and scenario.unseen_set() is None
 
 

@@ -29,22 +29,23 @@ Columns = Mapping[str, Mapping[str, NDArray[np.generic]]]
 """The columns `margin` and `correct` of each set of `SETS`."""
 
 
-def record(observed: Mapping[Kind, Columns], **facts: str) -> bytes:
+def record(observed: Mapping[Kind, Columns], key: str, scale: float) -> bytes:
     """Return the file of one shadow: margins and right answers by model and set.
 
     Args:
-        facts: texts about the shadow, such as its λ.
+        key: of the step that made the shadow.
+        scale: λ of its unlearned model; 0 if a rival made it.
     """
-    tensors: dict[str, NDArray[np.generic]] = {}
+    tensors: dict[str, NDArray[np.generic]] = {"scale": np.array([scale])}
     for kind, sets in observed.items():
         for name in SETS:
             tensors[f"{kind}.{name}.margin"] = sets[name]["margin"].astype(np.float64)
             tensors[f"{kind}.{name}.correct"] = sets[name]["correct"].astype(np.uint8)
-    return save(tensors, dict(sorted(facts.items())))
+    return save(tensors, {"id": key})  # several texts would have no fixed order
 
 
 def recorded_id(path: Path) -> str | None:
-    """Return the fact `id` of the file of a shadow; None if there is no such file."""
+    """Return the key of the step that made a file of a shadow; None if there is no such file."""
     try:
         with safe_open(path, "np") as file:
             return (file.metadata() or {}).get("id")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 
-from negmerge.evaluation.attacks.klom import KLoM, klom
+from negmerge.evaluation.attacks.klom import klom
+from negmerge.evaluation.attacks.margins import Floats
 from negmerge.evaluation.attacks.shadow_game import Role, play
-from negmerge.evaluation.attacks.unlearning_score import epsilons, final_score, forget_score
+from negmerge.evaluation.attacks.unlearning_score import (
+    epsilons,
+    final_score,
+    forget_points,
+)
 from negmerge.evaluation.metrics import Measured
 from negmerge.evidence.findings import ORIGINAL, RETRAINED, Finding, Quantity
+from negmerge.evidence.membership import finding_of
 from negmerge.evidence.registry import Findings, ShadowTest, forgetting_tests
 from negmerge.evidence.shadow_margins import Kind, ShadowMargins
 
 FPR = 0.01
-OUT_ONLY = (Role.UNLEARNED, Role.OUT)
+NEVER_SEEN = (Role.UNLEARNED, Role.OUT)
 """The roles of a target in whose shadows the retrained model never saw it."""
 
 
@@ -23,9 +33,7 @@ def titles(shadows: ShadowMargins) -> dict[str, Kind]:
 
 
 def _finding(found: Measured | None, why: str = "") -> Finding:
-    if found is None:
-        return Finding(value=None, why=why)
-    return Finding(value=found.value, low=found.low, high=found.high, n=found.n)
+    return Finding(value=None, why=why) if found is None else finding_of(found)
 
 
 def attack_samples(shadows: ShadowMargins) -> dict[str, Findings]:
@@ -47,32 +55,31 @@ def attack_samples(shadows: ShadowMargins) -> dict[str, Findings]:
 
 def compare_distributions(shadows: ShadowMargins) -> dict[str, Findings]:
     """Measure KLoM on targets, retain and test set; of the retrained models, the floor."""
+    never = shadows.of_role("retrained", *NEVER_SEEN)
     found: dict[str, Findings] = {}
     for title, kind in titles(shadows).items():
-        own = "unlearned" if kind == "retrained" else kind
-        kloms = {
-            "targets": klom(
-                shadows.of_role(own, Role.UNLEARNED), shadows.of_role("retrained", *OUT_ONLY)
-            )
-        } | {
-            name: klom(shadows.margins[own, name], shadows.margins["retrained", name])
-            for name in ("retain", "test")
-        }
+        own = "unlearned" if kind == "retrained" else kind  # the floor is that of any comparison
+        kloms = {"targets": klom(shadows.of_role(own, Role.UNLEARNED), never)}
+        for name in ("retain", "test"):
+            kloms[name] = klom(shadows.margins[own, name], shadows.margins["retrained", name])
+        values = {k: one.floor if kind == "retrained" else one.values for k, one in kloms.items()}
         found[title] = {
-            name: _klom_finding(one, high, kind == "retrained")
-            for name, one, high in (
-                ("klom", kloms["targets"], False),
-                ("klom_high", kloms["targets"], True),
-                ("klom_retain", kloms["retain"], False),
-                ("klom_test", kloms["test"], False),
-            )
+            "klom": over_samples(values["targets"], np.median),
+            "klom_high": over_samples(values["targets"], partial(np.quantile, q=0.95)),
+            "klom_retain": over_samples(values["retain"], np.median),
+            "klom_test": over_samples(values["test"], np.median),
         }
     return found
 
 
-def _klom_finding(found: KLoM, high: bool, floor: bool) -> Finding:
-    medians, ends = (found.median, found.floor_median), (found.high, found.floor_high)
-    return Finding(value=(ends if high else medians)[floor], n=len(found.values))
+def over_samples(values: Floats, statistic: Callable[..., Any], draws: int = 1000) -> Finding:
+    """Return a statistic of samples with its interval, for which samples are drawn again."""
+    rng = np.random.default_rng(0)
+    drawn = values[rng.integers(len(values), size=(draws, len(values)))]
+    low, high = np.quantile(statistic(drawn, axis=1), [0.025, 0.975])
+    value = float(statistic(values))
+    low, high = min(float(low), value), max(float(high), value)
+    return Finding(value=value, low=low, high=high, n=len(values))
 
 
 def score_privacy(shadows: ShadowMargins) -> dict[str, Findings]:
@@ -81,17 +88,22 @@ def score_privacy(shadows: ShadowMargins) -> dict[str, Findings]:
     found: dict[str, Findings] = {}
     for title, kind in titles(shadows).items():
         own = epsilons(shadows.of_role(kind, Role.UNLEARNED), never)
-        forget = forget_score(own, models)
-        sets = [
-            (shadows.accuracy(kind, name), shadows.accuracy("retrained", name))
-            for name in ("retain", "test")
-        ]
+        points = forget_points(own, models)
+        kept = final_score(1.0, *accuracies(shadows, kind))
         found[title] = {
-            "score": Finding(value=final_score(forget, *sets), n=len(own)),
-            "forget_score": Finding(value=forget, n=len(own)),
-            "epsilon": Finding(value=float(np.median(own)), n=len(own)),
+            "score": over_samples(points * kept, np.mean),
+            "forget_score": over_samples(points, np.mean),
+            "epsilon": over_samples(own, np.median),
         }
     return found
+
+
+def accuracies(shadows: ShadowMargins, kind: Kind) -> list[tuple[float, float]]:
+    """Return the accuracies of a kind of models and of retrained ones, on retain and test set."""
+    return [
+        (shadows.accuracy(kind, name), shadows.accuracy("retrained", name))
+        for name in ("retain", "test")
+    ]
 
 
 SHADOWS = (
@@ -144,7 +156,8 @@ forgetting_tests.register(
         text=SHADOWS + "KLoM is the divergence KL(p‖q) of a record: p is the distribution of its "
         "margin under models that unlearned it, q that under models retrained without it. The "
         "number of the retrained models is the floor: the first half of them against the second. "
-        "With fewer than 50 models of each kind, p and q are taken for normal distributions.",
+        "With fewer than 50 models of each kind, p and q are taken for normal distributions. "
+        "Intervals are over records.",
         tier="full",
         quantities=(
             Quantity(
@@ -187,7 +200,8 @@ forgetting_tests.register(
         "models retrained without it, by its margin. The forget score F is 1 if every ε is below "
         "0.5 and halves with each further 0.5; the score multiplies it by the accuracies on "
         "retain and test set, relative to those of retrained models. ε of a few models is coarse: "
-        "compare with the number of the retrained models, which compares two sets of them.",
+        "compare with the number of the retrained models, which compares two sets of them. "
+        "Intervals are over records.",
         tier="full",
         quantities=(
             Quantity(

@@ -113,10 +113,9 @@ class Shadow(FileStep):
             for kind, model in models.items():
                 with model.network(own) as network:
                     observed[kind] = observe(own, network, feeds)
-            facts = {"id": self.key, "scale": str(models["unlearned"].scale)}
             with report_write_errors(self.out):
                 self.out.parent.mkdir(exist_ok=True)
-            write_file(self.out, record(observed, **facts))
+            write_file(self.out, record(observed, self.key, models["unlearned"].scale))
 
 
 class Counted(Quiet):
@@ -216,11 +215,6 @@ def check_shadows(recipe: Recipe, scenario: Scenario) -> None:
     if recipe.evidence != "full":
         return
     where = "evidence full"
-    if not isinstance(scenario, DataScenario) or not scenario.has_shadows:
-        raise OptionError(
-            f"{where}: trains shadow models, which scenario {recipe.scenario} does not; wanted "
-            "scenario classify, or evidence standard"
-        )
     if not isinstance(scenario.original(), ToTrain):
         raise OptionError(
             f"{where}: trains shadow models like the original, which is given; remove the weights "
@@ -230,7 +224,7 @@ def check_shadows(recipe: Recipe, scenario: Scenario) -> None:
         raise OptionError(
             f"{where}: the first method adds task vectors, to learn; wanted one that forgets"
         )
-    targets = len(targets_of(recipe, scenario))
+    targets = len(targets_of(recipe, require_sets(scenario, "shadows")))
     if targets < FEWEST:
         raise OptionError(
             f"shadows.fraction: {targets} records of the forget set are targets; wanted at least "

@@ -33,13 +33,11 @@ class DataScenario(Scenario):
             The selector `greedy` needs `loss`.
         reported_columns: those that take long to observe; metrics of them do not choose λ.
         has_features: whether `features` returns the features of samples.
-        has_shadows: whether `shadow` returns a scenario.
     """
 
     columns: ClassVar[tuple[str, ...]]
     reported_columns: ClassVar[tuple[str, ...]] = ()
     has_features: ClassVar[bool] = False
-    has_shadows: ClassVar[bool] = False
 
     @abstractmethod
     def train_set(self, name: TrainingSet) -> Feed:
@@ -69,8 +67,9 @@ class DataScenario(Scenario):
     def shadow(self, forget: Indices, left_out: Indices) -> DataScenario:
         """The same scenario with a smaller forget set, for the shadow models of `evidence: full`.
 
-        Its reference is trained. It chooses λ on the samples of this scenario that choose λ, and
-        on some of its own forget set.
+        Only called if the settings say that the scenario `has_shadows`. The reference of the
+        shadow is trained. It chooses λ on the samples of this scenario that choose λ, and on some
+        of its own forget set.
 
         Args:
             forget: the positions of its forget set in that of this scenario.

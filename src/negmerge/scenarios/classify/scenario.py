@@ -35,8 +35,6 @@ from negmerge.vision.splits import SearchParts, Splits, divide_for_search, make_
 class Classify(ClassifierScenario):
     """An image classifier and its data, which is opened on first use."""
 
-    has_shadows = True
-
     def __init__(self, settings: ClassifySettings, setup: Setup) -> None:
         super().__init__(settings, setup)
         self.settings = settings

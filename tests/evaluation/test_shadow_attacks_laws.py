@@ -84,7 +84,7 @@ def test_the_interval_of_a_rate_covers_the_true_one():
     truth = 100 * stats.norm.sf(stats.norm.isf(0.05) - 1)
     rng = np.random.default_rng(1)
     inside = []
-    for _ in range(100):
+    for _ in range(60):
         found = tpr_interval(rng.normal(1, 1, 300), rng.normal(0, 1, 400), 0.05, draws=100)
         assert found is not None
         inside.append(found.low <= truth <= found.high)
@@ -160,7 +160,7 @@ def test_rmia_refuses(arguments, message):
 
 @pytest.mark.parametrize("shadows", [12, 66])
 @given(seed=seeds)
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_the_ratio_is_that_of_normal_densities_without_the_own_shadow(shadows, seed):
     rng = np.random.default_rng(seed)
     roles = draw_roles(shadows, 3, seed)
@@ -228,7 +228,7 @@ def test_the_interval_of_the_game_covers_the_truth():
     """Many small games of normal margins have the mean AUC of the truth; 95 % intervals hold it."""
     rng = np.random.default_rng(2)
     games = []
-    for seed in range(60):
+    for seed in range(40):
         roles = draw_roles(12, 40, seed)
         margins = rng.normal(size=(12, 40)) + 1.5 * (roles == Role.UNLEARNED)
         games.append(play(margins, roles, draws=100, seed=seed).auc)
@@ -314,19 +314,20 @@ def test_klom_of_one_distribution_is_near_its_floor(models, estimate):
     same, q, far = (hardness + shift + rng.normal(size=(models, 300)) for shift in (0, 0, 3))
     null, found = klom(same, q), klom(far, q)
     assert null.estimate == found.estimate == estimate
-    assert null.median < null.floor_median * 1.1  # halves have fewer models
-    assert found.median > 10 * null.floor_median
-    assert found.median <= found.high
-    assert (found.floor_median, found.floor_high) == (null.floor_median, null.floor_high)
+    floor = np.median(null.floor)
+    assert null.median < floor * 1.1  # halves have fewer models
+    assert found.median > 10 * floor
+    assert found.high == np.quantile(found.values, 0.95) > found.median
+    assert (found.floor == null.floor).all()
 
 
 def test_models_that_agree_by_chance_are_not_infinitely_far(monkeypatch):
     q = np.random.default_rng(0).normal(size=(6, 9))
     p = q.copy()
     p[:, 0] = q[:, 0].mean()
-    assert np.isfinite(normal_divergences(p, q)).all()
+    assert normal_divergences(p, q)[0] < 3
     monkeypatch.setattr(klom_module, "VARIANCE", 0.0)
-    assert normal_divergences(p, q)[0] > 100
+    assert normal_divergences(p, q)[0] > 30
 
 
 @pytest.mark.parametrize(
@@ -372,7 +373,7 @@ def naive_epsilon(u: np.ndarray, r: np.ndarray) -> float:
 
 
 @given(seeds, st.integers(3, 8), st.integers(3, 8), st.sampled_from([0.0, 1.0, 4.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_epsilon_is_the_best_rule(seed, unlearned, retrained, shift):
     """Margins are multiples of a quarter, so that steps of an eighth try every interval."""
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The registry of tests of forgetting, and the two kinds of tests."""
+"""The registry of tests of forgetting, and the three kinds of tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from negmerge.evaluation.scores import Scores
 from negmerge.evidence.findings import RETRAINED, TIERS, Finding, Quantity, TestResult, Tier
+from negmerge.evidence.shadow_margins import ShadowMargins
 from negmerge.registry import Registry
 from negmerge.support.progress import Advance
 
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from negmerge.scenarios.settings import ScenarioSettings
 
 Need = Literal[
-    "chances", "features", "relearning", "retrained", "second", "sets", "unseen", "weights"
-]
+    "chances", "features", "relearning", "retrained", "second", "sets", "shadows", "unseen",
+    "weights",
+]  # fmt: skip
 """What a test needs: `chances`, how likely the model finds the true answer to each sample;
 `features` of each sample; `relearning`, that the model can be trained on forget and retain set; the
-`retrained` model; a `second` one; `sets` of samples; `unseen` samples like those of the forget set;
-`weights` that alone are the model."""
+`retrained` model; a `second` one; `sets` of samples; `shadows`, that models can be trained without
+some of the forget set; `unseen` samples like those of the forget set; `weights` that alone are the
+model."""
 
 Findings = dict[str, Finding]
 """The findings of one model, by name of the quantity."""
@@ -168,6 +171,18 @@ class ModelTest(ForgettingTest):
 
     find: Callable[[Subject], Findings]
     size: Callable[[DataScenario], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowTest(ForgettingTest):
+    """A test that is computed from the margins of shadow models.
+
+    Args:
+        find: returns the findings for the originals, the unlearned and the retrained models of all
+            shadows, by title of a model.
+    """
+
+    find: Callable[[ShadowMargins], dict[str, Findings]]
 
 
 forgetting_tests: Registry[ForgettingTest] = Registry("evidence", "negmerge.evidence")

@@ -34,6 +34,7 @@ REASONS: dict[Need, str] = {
     "second": "no second retrained model: the retrained model is given or missing, so that what "
     "the test finds on a model that never saw the forget set is not known",
     "sets": "the scenario has no sets of samples",
+    "shadows": "the scenario trains no shadow models",
     "unseen": "there are no unseen samples of the kind of the forget set, or no reported ones that "
     "were trained on",
     "weights": "the weights of a linearised model alone are not the model",
@@ -99,6 +100,8 @@ def lacks(scenario: Scenario, need: Need) -> bool:
         return not trainable or not {"forget", "retain"} <= {*scenario.eval_sets("report")}
     if need == "weights":
         return not scenario.stands_alone
+    if need == "shadows":
+        return not scenario.settings.has_shadows
     return need == "unseen" and scenario.unseen_set() is None
 
 

@@ -24,6 +24,7 @@ from negmerge.runs.store import Run
 from negmerge.runs.trainings import Start
 from negmerge.scenarios.base import Scenario, ToTrain, TrainingSet
 from negmerge.scenarios.data import DataScenario, require_sets
+from negmerge.scenarios.settings import scenarios
 from negmerge.training.execution import checkpointed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.memory import check_step
@@ -43,6 +44,12 @@ def check_methods(recipe: Recipe) -> None:
     criterion = recipe.settings.criterion(recipe.criterion)
     recipe.settings.check_criterion(criterion)
     check_search(recipe.search, criterion)
+    if recipe.evidence == "full" and not recipe.settings.has_shadows:
+        able = [kind for kind in scenarios if scenarios.get(kind).has_shadows]
+        raise OptionError(
+            f"evidence full: trains shadow models, which scenario {recipe.scenario} does not; "
+            f"wanted evidence standard, or scenario {' or '.join(able)}"
+        )
     if not recipe.pool.keep:
         names = [method.name for method in recipe.methods if method.name not in rivals]
         for name in names:

@@ -67,6 +67,10 @@ class RunDirectory:
         """Return the file of a λ sweep with the λ that were measured around a forget level."""
         return self.folder / "matched" / f"{self._checked(method)}.csv"
 
+    def shadow(self, number: int) -> Path:
+        """Return the file with what a shadow recorded."""
+        return self.folder / "shadows" / f"shadow-{number}.safetensors"
+
     def _checked(self, name: object) -> str:
         """Return a name if it cannot lead out of the folder; `scores.json` may hold any name."""
         if not isinstance(name, str) or not TITLE.fullmatch(name):

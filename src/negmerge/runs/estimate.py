@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from negmerge.rivals import rivals
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.rival_trainings import suited_rival
+from negmerge.runs.shadows import recipe_of_shadows
 from negmerge.scenarios.workload import Probe
 from negmerge.training.hyperparameters import HyperParameters
 
@@ -92,6 +93,13 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     sweeps = len(searched) + len(members) * (1 if single else 0.25)
     seen = sweeps * (1 if work.tangent else search.passes()) * work.choosing
     seen += (len(recipe.methods) + 2 + len(members)) * work.reported
+    if recipe.evidence == "full":
+        shadows = recipe.shadows
+        unlearned = shadows.fraction * work.sizes["forget"] / 3
+        few = recipe_of_shadows(recipe).pool.members()
+        own = work.trained + sum(member.epochs for member in few) * unlearned
+        trained += shadows.count * own
+        seen += shadows.count * search.passes() * work.choosing
     tangent = 2 if work.tangent else 1
     operations = tangent * work.model.forward * (3 * trained + seen)
     batch = max(work.batch, recipe.pool.settings.batch)

@@ -23,6 +23,7 @@ from negmerge.evidence.registry import (
     Need,
     ObservedTest,
     Seen,
+    ShadowTest,
     Subject,
     forgetting_tests,
     tests_of,
@@ -32,6 +33,7 @@ from negmerge.runs.context import Context
 from negmerge.runs.measurements import ModelMeasurement
 from negmerge.runs.records import Done
 from negmerge.runs.scores import Models, plan_scores
+from negmerge.runs.shadows import train_shadows
 from negmerge.runs.steps import Advance
 from negmerge.runs.trainings import Training, make_training
 from negmerge.scenarios.base import Scenario, ToTrain, identity
@@ -151,6 +153,12 @@ def gather_evidence(context: Context, models: Models, scores: Mapping[str, Score
                 for title in examined
                 if title != SECOND or test.null == SECOND
             }
+    shadow_tests = [test for test in todo if isinstance(test, ShadowTest)]
+    if shadow_tests:
+        trained = train_shadows(context)
+        files += trained.files
+        seconds += trained.seconds
+        found |= {test.name: test.find(trained.margins) for test in shadow_tests}
     results: dict[str, TestResult] = {}
     for test in tests:
         why = missing[test.name]

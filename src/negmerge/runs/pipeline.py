@@ -25,6 +25,7 @@ from negmerge.runs.recipe import Recipe, load_recipe, named_recipe
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
 from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
+from negmerge.runs.shadows import check_shadows, shadow_note
 from negmerge.runs.status import StatusWriter, refuse_second_driver
 from negmerge.runs.store import Run, write_json
 from negmerge.scenarios.base import Given, Scenario, identity
@@ -150,6 +151,9 @@ def run(
         if finished(store, recipe, scenario):
             store.clear_state()
             return store
+        if recipe.evidence == "full":
+            text, facts = shadow_note(recipe, scenario)
+            shown.note(text, **facts)
         status = stack.enter_context(StatusWriter(store).running())
         executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
         return unlearn(Context(recipe, scenario, store, executor, shown, status=status))
@@ -173,6 +177,7 @@ def checked_scenario(recipe: Recipe, progress: Progress) -> Scenario:
     check_measured(recipe, scenario)
     scenario.check()
     check_buffers(recipe, scenario)
+    check_shadows(recipe, scenario)
     return scenario
 
 

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from negmerge.errors import FileError, OptionError
 from negmerge.evidence.registry import tests_of
+from negmerge.evidence.shadow_margins import recorded_id
 from negmerge.rivals import rivals
 from negmerge.runs.calibration import Speed, machine, measure_speeds
 from negmerge.runs.checks import check_methods
@@ -25,10 +26,12 @@ from negmerge.runs.executors.local import count_processes
 from negmerge.runs.pool import plan_members, plan_originals
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.rival_trainings import plan_rivals
+from negmerge.runs.shadows import plan_shadows
 from negmerge.runs.steps import ModelStep
 from negmerge.runs.store import Run
 from negmerge.runs.trainings import Start
 from negmerge.scenarios.base import Scenario
+from negmerge.scenarios.data import require_sets
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Progress, format_duration
 
@@ -174,6 +177,13 @@ def plan_stages(context: Context) -> Iterator[Stage]:
         yield Stage("trainings of a second retrained model", *_count([second]))
     tested = sum(method.add is None for method in recipe.methods) + len(originals)
     yield Stage("tests of forgetting", len(tests) * tested)
+    if recipe.evidence == "full":
+        shadows = plan_shadows(recipe, require_sets(scenario, "shadows"), store)
+        yield Stage(
+            "shadows, each with an original, a pool and a retrained model",
+            len(shadows),
+            sum(recorded_id(step.out) == step.key for step in shadows),
+        )
 
 
 def _is_done(step: ModelStep) -> bool:

@@ -20,6 +20,7 @@ from negmerge.merging.select import SELECTORS
 from negmerge.registry import unknown_name
 from negmerge.runs.executors.settings import ExecutorSettings
 from negmerge.runs.methods import Method, Pool
+from negmerge.runs.shadow_settings import ShadowSettings
 from negmerge.runs.terms import Policy, Terms
 from negmerge.scenarios.settings import ScenarioSettings, Setup, scenarios
 from negmerge.support.parallel import MAX_WORKERS
@@ -79,6 +80,7 @@ class Recipe(Strict):
     evidence: Tier = "basic"
     """Tests of forgetting beside the metrics (`negmerge list evidence`): `standard` takes minutes
     and trains a second retrained model, `full` trains many models."""
+    shadows: ShadowSettings = ShadowSettings()
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
     """The number of processes, which share the cores."""
     threads: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
@@ -191,12 +193,14 @@ class Recipe(Strict):
     def dump(self) -> str:
         """Return the recipe as YAML, with all defaults, but without `executor`.
 
-        A run may begin on one machine and continue on a cluster: it is the same run. `threads` and
-        `evidence` are there only if they are set: the recipes of older runs have no such fields.
+        A run may begin on one machine and continue on a cluster: it is the same run. `threads`,
+        `evidence` and `shadows` are there only if they are used: the recipes of older runs have no
+        such fields.
         """
         tree: dict[str, Any] = {}
         left_out = {"executor"} | ({"threads"} if self.threads is None else set[str]())
         left_out |= {"evidence"} if self.evidence == "basic" else set[str]()
+        left_out |= set[str]() if self.evidence == "full" else {"shadows"}
         dumped = self.model_dump(mode="json", by_alias=True, exclude=left_out)
         for name, value in dumped.items():
             tree |= value if name == "settings" else {name: value}

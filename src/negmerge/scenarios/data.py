@@ -18,7 +18,7 @@ from negmerge.evaluation.passes import observe_all, observe_set
 from negmerge.evaluation.scores import Scores, columns_to_compare, histograms, score
 from negmerge.evaluation.search import Advance, Evaluator, InPlace
 from negmerge.scenarios.base import Scenario, TrainingOptions, TrainingSet, Use
-from negmerge.training.feeds import Batch, CachedFeed, Feed
+from negmerge.training.feeds import Batch, CachedFeed, Feed, Indices
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
 from negmerge.training.outputs import predictions_of
@@ -65,6 +65,20 @@ class DataScenario(Scenario):
     def features(self, model: nn.Module, name: str, inputs: Inputs) -> Tensor:
         """The features of a batch of a set, from which the last layer computes the logits."""
         raise NotImplementedError(name)
+
+    def shadow(self, forget: Indices, left_out: Indices) -> DataScenario:
+        """The same scenario with a smaller forget set, for the shadow models of `evidence: full`.
+
+        Only called if the settings say that the scenario `has_shadows`. The reference of the
+        shadow is trained. It chooses λ on the samples of this scenario that choose λ, and on some
+        of its own forget set.
+
+        Args:
+            forget: the positions of its forget set in that of this scenario.
+            left_out: the positions of samples that no model of it is trained on; all others are
+                part of its retain set.
+        """
+        raise NotImplementedError(self.settings.kind)
 
     @abstractmethod
     def loss(self, settings: HyperParameters) -> Objective:

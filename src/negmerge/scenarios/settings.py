@@ -77,6 +77,7 @@ class ScenarioSettings(Strict):
         rivals: what the model predicts, if rivals can be run, which need a retain set; `classes` or
             `texts`.
         retrainable: whether a retrained model is possible, so that its absence is a warning.
+        has_shadows: whether the scenario makes shadows of itself, for `evidence: full`.
         checks_losses: whether a run compares the losses of its members with that of the original.
         in_memory: whether model and data are arguments of `nm.unlearn`, which no recipe has.
     """
@@ -89,6 +90,7 @@ class ScenarioSettings(Strict):
     panels: ClassVar[tuple[Panel, ...]] = ()
     rivals: ClassVar[Literal["classes", "texts"] | None] = None
     retrainable: ClassVar[bool] = False
+    has_shadows: ClassVar[bool] = False
     checks_losses: ClassVar[bool] = False
     in_memory: ClassVar[bool] = False
 

@@ -30,29 +30,36 @@ Estimate = Literal["histogram", "normal"]
 
 @dataclass(frozen=True)
 class KLoM:
-    """KLoM over the samples of a set, in nats.
+    """KLoM of the samples of a set, in nats.
 
     Args:
         values: of each sample.
-        floor_median, floor_high: the same between the first and the second half of the oracles. The
-            halves have fewer models than the comparison, so that the floor is rather too high.
+        floor: the same between the first and the second half of the oracles. The halves have fewer
+            models than the comparison, so that the floor is rather too high.
         estimate: `histogram` as published, or `normal` for few models.
     """
 
     values: Floats
-    median: float
-    high: float
-    floor_median: float
-    floor_high: float
+    floor: Floats
     estimate: Estimate
+
+    @property
+    def median(self) -> float:
+        """The median over samples."""
+        return float(np.median(self.values))
+
+    @property
+    def high(self) -> float:
+        """The 95th percentile over samples."""
+        return float(np.quantile(self.values, 0.95))
 
 
 def klom(unlearned: Floats, oracles: Floats) -> KLoM:
-    """Return the median and the 95th percentile of KLoM over samples, with their floor.
+    """Return KLoM of every sample, with its floor.
 
     >>> rng = np.random.default_rng(0)
     >>> found = klom(rng.normal(3.0, 1.0, (100, 50)), rng.normal(0.0, 1.0, (100, 50)))
-    >>> found.median > 1 > found.floor_median, found.estimate
+    >>> bool(found.median > 1 > np.median(found.floor)), found.estimate
     (True, 'histogram')
 
     Args:
@@ -76,12 +83,7 @@ def klom(unlearned: Floats, oracles: Floats) -> KLoM:
     estimate: Estimate = "histogram" if enough else "normal"
     divergences = histogram_divergences if enough else normal_divergences
     values, floor = divergences(unlearned, oracles), divergences(oracles[:half], oracles[half:])
-    return KLoM(values, *_summary(values), *_summary(floor), estimate)
-
-
-def _summary(values: Floats) -> tuple[float, float]:
-    median, high = np.quantile(values, [0.5, 0.95])
-    return float(median), float(high)
+    return KLoM(values, floor, estimate)
 
 
 def histogram_divergences(p: Floats, q: Floats) -> Floats:
@@ -104,7 +106,7 @@ def histogram_divergences(p: Floats, q: Floats) -> Floats:
     held /= held.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = p_share * np.log(p_share / held)
-    return np.where(p_share > 0, terms, 0.0).sum(0)
+    return np.maximum(np.where(p_share > 0, terms, 0.0).sum(0), 0.0)  # not below 0 by rounding
 
 
 def _shares(margins: Floats, edges: Floats) -> Floats:

@@ -130,10 +130,19 @@ def _largest(fpr: Floats, fnr: Floats) -> float:
 
 
 def forget_score(epsilons: Floats, models: int) -> float:
-    """Return F, the mean of 2^−⌊ε/0.5⌋ over samples; 0 for an ε that reaches ⌈ln(models − 1)⌉.
+    """Return F, the mean of the points of all samples; the arguments are as in `forget_points`.
 
     >>> forget_score(np.array([0.2, 0.7, 1.2, 50.0]), models=64)
     0.4375
+    """
+    return float(forget_points(epsilons, models).mean())
+
+
+def forget_points(epsilons: Floats, models: int) -> Floats:
+    """Return 2^−⌊ε/0.5⌋ of each sample; 0 for an ε that reaches ⌈ln(models − 1)⌉.
+
+    >>> forget_points(np.array([0.2, 0.7, 1.2, 50.0]), models=64).tolist()
+    [1.0, 0.5, 0.25, 0.0]
 
     Args:
         models: the number of models of each kind; the smaller one if they differ.
@@ -144,8 +153,7 @@ def forget_score(epsilons: Floats, models: int) -> float:
             f"{LEAST} models and one sample"
         )
     largest = math.ceil(math.log(models - 1))
-    points = np.where(epsilons < largest, 0.5 ** np.floor(epsilons / BUCKET), 0.0)
-    return float(points.mean())
+    return np.where(epsilons < largest, 0.5 ** np.floor(epsilons / BUCKET), 0.0)
 
 
 def final_score(forget: float, retain: tuple[float, float], test: tuple[float, float]) -> float:

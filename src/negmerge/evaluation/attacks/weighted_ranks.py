@@ -31,7 +31,8 @@ class WeightedRanks:
         """Return the weights of members and of others at each distinct score, the lowest first."""
         own = weights * self._member
         members = np.bincount(self._place, own, minlength=self._size)
-        return members, np.bincount(self._place, weights - own, minlength=self._size)
+        others = np.bincount(self._place, weights - own, minlength=self._size)
+        return members.astype(np.float64), others.astype(np.float64)
 
     def auc(self, weights: NDArray[Any]) -> float:
         """Return the share of pairs in which the member has the higher score; NaN without pairs."""

@@ -44,7 +44,8 @@ def make_executor(recipe: Recipe, scenario: Scenario, store: Run, progress: Prog
 
 
 def largest_stage(recipe: Recipe) -> int:
-    """Return the number of trainings of the largest stage: those of the pool, or of all rivals."""
+    """Return the number of steps of the largest stage: the pool, all rivals, or all shadows."""
     tries = [recipe.search.tries if m.tune else 1 for m in recipe.methods if m.name in rivals]
     merges = len(tries) < len(recipe.methods)
-    return max(len(recipe.pool.members()) if merges else 1, sum(tries))
+    shadows = recipe.shadows.count if recipe.evidence == "full" else 0
+    return max(len(recipe.pool.members()) if merges else 1, sum(tries), shadows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ from torch import nn
 from negmerge.checkpoints.remote import local_model
 from negmerge.errors import FileError, OptionError
 from negmerge.scenarios.base import Given, ToTrain, TrainingSet, Use
-from negmerge.scenarios.classify.settings import ClassifySettings
+from negmerge.scenarios.classify.settings import ClassifySettings, Retrain
 from negmerge.scenarios.images import ClassifierScenario
 from negmerge.scenarios.settings import Description, Setup
 from negmerge.support.files import file_digest
 from negmerge.support.remote.urls import is_url
-from negmerge.training.feeds import Feed
+from negmerge.training.feeds import Feed, Indices
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.layers import channels_last, final_linear
 from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
@@ -89,6 +91,21 @@ class Classify(ClassifierScenario):
     def parts(self) -> SearchParts:
         """The positions of the samples that choose λ and of those that are reported."""
         return divide_for_search(self.splits, self.samples, self.seed)
+
+    def shadow(self, forget: Indices, left_out: Indices) -> Classify:
+        all_of, parts = self.splits, self.parts
+        kept = np.delete(all_of.forget, np.concatenate([forget, left_out]))
+        retain = np.union1d(all_of.retain, kept)
+        own = copy(self)  # with the same images
+        own.splits = replace(all_of, retain=retain, forget=all_of.forget[forget])
+        divided = divide_for_search(own.splits, self.samples, self.seed)
+        own.parts = replace(
+            parts,
+            choose=parts.choose | {"forget": divided.choose["forget"]},
+            report=parts.report | {"forget": divided.report["forget"]},
+        )
+        own.settings = self.settings.model_copy(update={"retrain": Retrain()})
+        return own
 
     def train_set(self, name: TrainingSet) -> Feed:
         where = getattr(self.splits, name)

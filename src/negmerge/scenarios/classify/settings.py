@@ -44,6 +44,7 @@ class ClassifySettings(ImageSettings):
     summary = "an image classifier forgets records or a class of its training data"
     rivals = "classes"
     retrainable = True
+    has_shadows = True
 
     data: Data = Data()
     split: Split = Split()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10.0
+"""The processor time that a block may take; the time on the clock depends on the machine."""
 MEMORY = 1 << 30
 """The bytes that a block may take beside those that the process has already."""
 
@@ -22,8 +23,8 @@ MEMORY = 1 << 30
 def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
     """Raise `TimeoutError` or `MemoryError` if a block takes too long or too much memory.
 
-    Only the main thread can be interrupted: in others there is no limit of time. The limit of
-    memory needs Linux.
+    Only the main thread can be interrupted: in others there are no limits. That of memory needs
+    Linux.
 
     >>> with bounded(0.05):
     ...     while True:
@@ -38,14 +39,14 @@ def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, stop)
-    left, again = signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGVTALRM, stop)
+    left, again = signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         with _less_memory(memory):
             yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left, again)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, left, again)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @contextmanager

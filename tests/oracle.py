@@ -24,6 +24,14 @@ def merge(deltas: list[Model], rule: str, **options) -> Model:
     return {n: m.reshape(deltas[0][n].shape) for n, m in zip(names, merged, strict=True)}
 
 
+def equalised(deltas: list[Model], counted=lambda name: True) -> list[Model]:
+    """Task vectors scaled to their mean norm, over the counted tensors."""
+    squares = [[np.sum(d[name] ** 2) for name in d if counted(name)] for d in deltas]
+    norms = [np.sqrt(sum(own)) for own in squares]
+    factors = [sum(norms) / len(norms) / norm for norm in norms]
+    return [{n: f * v for n, v in d.items()} for f, d in zip(factors, deltas, strict=True)]
+
+
 def uniform(stack: Stack) -> np.ndarray:
     return sum(stack, np.zeros(stack.shape[1])) / len(stack)
 

@@ -77,6 +77,16 @@ def test_adapters_merge_like_the_dense_models(tmp_path, dtype, rule, options):
     assert any(any(raw) for raw in one[1].values())
 
 
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_adapters_of_one_norm_merge_like_the_dense_models(tmp_path, dtype):
+    base, adapters, models = make_pool(tmp_path, dtype, 3, 1)
+    for pool, out in ((adapters, "one"), (models, "two")):
+        nm.merge(base, pool, "consensus", out=tmp_path / f"{out}.safetensors", equalise=True)
+    one, two = content(tmp_path / "one.safetensors"), content(tmp_path / "two.safetensors")
+    assert one == two
+    assert len(json.loads(one[0]["factors"])) == 3
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(["F32", "BF16"]),

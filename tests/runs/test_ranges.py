@@ -42,12 +42,14 @@ FAST = settings(deadline=None, max_examples=25, suppress_health_check=list(Healt
     st.sampled_from(["keep", "merge"]),
     st.sampled_from(["auto", "sparse", "dense"]),
     st.sampled_from(["keep", "float32", "bfloat16"]),
+    st.booleans(),
 )
-def test_a_patch_has_the_same_bytes(variant, ranges, n, dtype, buffers, layout, values):
+def test_a_patch_has_the_same_bytes(variant, ranges, n, dtype, buffers, layout, values, equalise):
     rule, options = variant
     with tempfile.TemporaryDirectory() as folder:
-        base, models = make_pool(Path(folder), dtype, n)
+        base, models = make_pool(Path(folder), dtype, max(n, rules.get(rule).least_members))
         given = {"buffers": buffers, "layout": layout, "values": values, "digest": True}
+        given |= {"equalise": equalise}
         one, two = Path(folder, "one.safetensors"), Path(folder, "two.safetensors")
         nm.merge(base, models, rule, options, out=one, **given)
         executor = Counting()
@@ -64,12 +66,13 @@ def test_a_patch_has_the_same_bytes(variant, ranges, n, dtype, buffers, layout, 
     st.sampled_from(["F32", "BF16", "F64", "mixed"]),
     st.sampled_from(["keep", "merge"]),
     st.sampled_from(["keep", "float32", "bfloat16"]),
+    st.booleans(),
 )
-def test_a_model_has_the_same_bytes(variant, ranges, dtype, buffers, wanted):
+def test_a_model_has_the_same_bytes(variant, ranges, dtype, buffers, wanted, equalise):
     rule, options = variant
     with tempfile.TemporaryDirectory() as folder:
         base, models = make_pool(Path(folder), dtype)
-        given = {"buffers": buffers, "dtype": wanted}
+        given = {"buffers": buffers, "dtype": wanted, "equalise": equalise}
         one, two = Path(folder, "one.safetensors"), Path(folder, "two.safetensors")
         local = nm.merge_and_apply(base, models, -0.7, one, rule, options, **given)
         done = merge_and_apply_on(

@@ -202,8 +202,10 @@ def test_the_page_and_the_terminal_show_both(run: Run):
     assert len({row["error_forget"] for row in rows}) == 1
     with (run.tables / "geometry.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows[:4]] == ["original", "consensus", "uniform", "conflict"]
-    assert rows[-1]["method"] == "member 3"
+    assert [row["model"] for row in rows[:4]] == ["original", "consensus", "uniform", "conflict"]
+    assert rows[-1]["model"] == "member 3"
+    apart, near = (float(row["distance"]) for row in rows[:2])
+    assert float(rows[1]["nearer"]) == pytest.approx(apart - near)
     out, _ = negmerge_here(run.folder.parent, "inspect", "run")
     assert "At equal forgetting (forget error" in out
     run.verify()

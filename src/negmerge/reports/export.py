@@ -26,10 +26,11 @@ HEADINGS = {
     "high": "to",
     "length": "‖λτ‖",
     "distance": "distance to retrained",
+    "nearer": "nearer by",
 }
 """The headings of columns that are not metrics; other columns are headed by their names."""
 DECIMALS = {"cost_ratio": 2, "seconds": 1, "sparsity": 1, "sparsity_tensor_mean": 2}
-DECIMALS |= {"coin_flips": 2, "sole_dissent": 3, "low": 3, "high": 3}
+DECIMALS |= {"coin_flips": 2, "sole_dissent": 3, "low": 3, "high": 3, "cosine": 4}
 """Decimal places of columns that are not metrics; others have four significant digits."""
 COUNTS = {"evaluations", "samples_processed", "elements", "nonzero"}
 """Columns of whole numbers, which pandas reads as floats if a value is missing."""

@@ -38,10 +38,12 @@ def geometry_frame(page: PageData) -> pd.DataFrame:
     """The length, the distances and the barriers of every model; the first row is the original."""
     geometry = _geometry(page)
     apart = geometry.models[0].separation
-    rows: list[Cells] = [] if apart is None else [{"method": "original", "distance": apart}]
+    rows: list[Cells] = [{"model": "original", "scale": 0.0, "length": 0.0, "distance": apart}]
     for model in geometry.models:
-        row: Cells = {"method": shown_name(model, page.result), "scale": model.scale}
+        row: Cells = {"model": shown_name(model, page.result), "scale": model.scale}
         row |= {"length": model.length, "distance": model.distance, "cosine": model.cosine}
+        if apart is not None and model.distance is not None:
+            row["nearer"] = apart - model.distance
         rows.append(row | {f"barrier_{name}": rise for name, rise in model.barriers.items()})
     return pd.DataFrame(rows).dropna(axis=1, how="all")
 
@@ -80,9 +82,11 @@ def geometry_text(page: PageData) -> str:
     )
     if geometry.models[0].separation is not None:
         text += (
-            "Distance is that to the retrained model, first of the original; a cosine of 1 would "
-            "mean that −τ points from the original straight to the retrained model, 0 that the two "
-            "directions have nothing in common. "
+            "Distance is that to the retrained model, and a negative number in the column “nearer "
+            "by” means that the change leads away from it. A cosine of 1 would mean that −τ points "
+            "from the original straight to the retrained model, 0 that the two directions have "
+            "nothing in common; networks trained from different random weights are far apart, "
+            "however alike they behave. "
         )
     if geometry.missing is not None:
         return f"{text}Losses along paths were not measured: {geometry.missing}."

@@ -15,9 +15,7 @@ from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import AVG_GAP, join_names
 from negmerge.runs.result import Matching
 
-GAP = replace(
-    AVG_GAP, name="matched_gap", label="mean gap of the other metrics", short="gap of the others"
-)
+GAP = replace(AVG_GAP, name="matched_gap", label="mean gap of the other metrics", short="mean gap")
 """The mean distance to the retrained model over the metrics other than the forget metric."""
 
 
@@ -58,12 +56,12 @@ def _order(cells: Cells, page: PageData) -> float:
 
 
 def _cells(name: str, values: dict[str, float], names: dict[str, Any], page: PageData) -> Cells:
-    cells: Cells = {"method": name, "scale": values.get("scale"), GAP.name: values.get(GAP.name)}
-    for metric in (page.metric(one) for one in names if one not in cells):
+    cells: Cells = {"method": name, "scale": values.get("scale")}
+    for metric in (page.metric(one) for one in names if one not in ("scale", GAP.name)):
         low, high = _interval(metric, values.get(metric.name), _matching(page)) or (None, None)
         cells[metric.name] = values.get(metric.name)
         cells |= {f"{metric.name}_low": low, f"{metric.name}_high": high}
-    return cells
+    return cells | {GAP.name: values.get(GAP.name)}
 
 
 def _interval(
@@ -137,7 +135,10 @@ def matched_text(page: PageData, frame: pd.DataFrame) -> str:
     text += f" ({sizes})" if sizes else ""
     text += ", also those of the retrained model: they differ from the reported ones."
     if matching.retrained:
-        text += " The dashed line is the retrained model."
+        text += (
+            " The dashed line is the retrained model; the mean gap is the distance to it, over "
+            "the metrics of Avg. Gap without the forget metric."
+        )
     if any(f"{name}_low" in frame for name in map(str, frame)):
         text += (
             " Intervals are those of one method; all methods are measured on the same samples, so "

@@ -145,7 +145,7 @@ def add_geometry(context: Context, models: Models, result: RunResult) -> RunResu
     measured = [plan_distances(context, base, vector, reference) for vector in vectors]
     distances = context.run("measuring distances", measured, unit="models")
     placed = [
-        Placed(model=vector.title, scale=vector.scale, **done.value.model_dump())
+        Placed(model=vector.title, scale=vector.scale, **done.value.model_dump(exclude_none=True))
         for vector, done in zip(vectors, distances, strict=True)
     ]
     geometry = Geometry(path=list(PATH), models=placed)

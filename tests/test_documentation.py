@@ -44,6 +44,7 @@ SMALL = [
 EXAMPLES = {
     "A metric": ("metrics", "cross_entropy_forget"),
     "An attack": ("metrics", "mia_threshold"),
+    "A test of forgetting": ("evidence", "sure"),
     "A criterion": ("criteria", "keep_nearly_all"),
     "A rival method": ("rivals", "noisy_retain"),
     "A backbone": ("models", "perceptron"),
@@ -77,6 +78,7 @@ def test_the_examples_are_used(place):
     assert rival["method"] == "noisy_retain"
     assert rival["settings"]["epochs"] == 5
     assert "perceptron" in (place / "run" / "recipe.yaml").read_text()
+    assert {"retrained", "consensus"} <= scores["evidence"]["tests"]["sure"]["models"].keys()
     page = (place / "run" / "report" / "index.html").read_text()
     for name, label in (
         ("cross_entropy_forget", "forget loss"),

@@ -299,7 +299,16 @@ def test_help_looks_for_no_entry_points(tmp_path, site):
 def test_registries_ask_for_the_group_of_their_kind(monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(plugins, "load_group", lambda group: asked.append(group) or iter(()))
-    for kind in ("rule", "rival", "metric", "criterion", "scenario", "data set", "model"):
+    for kind in (
+        "rule",
+        "rival",
+        "metric",
+        "criterion",
+        "scenario",
+        "data set",
+        "model",
+        "evidence",
+    ):
         registry: Registry[int] = Registry(kind)
         registry.register("one", 1)
         assert registry.get("one") == 1
@@ -309,6 +318,7 @@ def test_registries_ask_for_the_group_of_their_kind(monkeypatch):
         assert list(registry) == ["one"]
         assert asked.pop().removeprefix("negmerge.") in (
             "rules", "rivals", "metrics", "criteria", "scenarios", "datasets", "models",
+            "evidence",
         )  # fmt: skip
         assert not asked, "once is enough"
 

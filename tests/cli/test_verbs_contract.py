@@ -87,8 +87,8 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
 
 
 def test_the_kinds_of_the_contract_are_listed():
-    wanted = "rules selectors rivals metrics criteria scenarios datasets texts models recipes"
-    assert list(KINDS) == [*wanted.split(), "tables"]
+    wanted = "rules selectors rivals metrics evidence criteria scenarios datasets texts models"
+    assert list(KINDS) == [*wanted.split(), "recipes", "tables"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,7 +55,7 @@ forgetting_tests.register(
     "distance",
     ObservedTest(
         name="distance",
-        title="How far is a second retrained model from the first?",
+        title="Is it as near to the retrained model as a second retrained model?",
         text=(
             "Two models retrained with different seeds differ, too: nearer to the retrained model "
             "than this no method can be shown to be. Avg. Gap is the mean distance of the "

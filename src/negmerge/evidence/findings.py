@@ -80,7 +80,7 @@ class TestResult(_Frozen):
         title: the title of its figure.
         text: what is measured, and how.
         tier: the tier that the test belongs to.
-        axis: the label of the horizontal axis of the curves, if findings have curves.
+        axis, y_axis: the labels of the axes of the curves, if findings have curves.
         null: the title of the model whose finding is the line to reach.
         quantities: the numbers; the first one decides what is said about a model.
         models: by title of a model, its findings by name of the quantity.
@@ -94,6 +94,7 @@ class TestResult(_Frozen):
     tier: Tier
     quantities: list[Quantity]
     axis: str = ""
+    y_axis: str = ""
     null: str = RETRAINED
     models: dict[str, dict[str, Finding]] = Field(default_factory=dict)
     missing: str | None = None

@@ -110,6 +110,7 @@ class ForgettingTest:
         quantities: the numbers that it finds; the first one decides what the page says.
         needs: what a run must have; without it the test is recorded as not done.
         axis: the label of the horizontal axis of the curves, if it has curves.
+        y_axis: that of the other axis; `{metric}` is replaced by the label of the forget metric.
         null: the title of the model whose finding is the line to reach.
         finish: computes findings that need those of other models, from those of all.
         place: tests with a smaller number come first on the page.
@@ -123,6 +124,7 @@ class ForgettingTest:
     quantities: tuple[Quantity, ...]
     needs: frozenset[Need] = frozenset()
     axis: str = ""
+    y_axis: str = "{metric}"
     null: str = RETRAINED
     finish: Callable[[dict[str, Findings]], dict[str, Findings]] = same
     place: int = 100
@@ -134,7 +136,9 @@ class ForgettingTest:
         """Return the record of what was found, or of why nothing was."""
         found: dict[str, Any] = {"models": models} if missing is None else {"missing": missing}
         if self.axis:
+            metric = settings.metric(settings.forget_metric)
             found["axis"] = self.axis
+            found["y_axis"] = self.y_axis.replace("{metric}", metric.axis)
         if self.null != RETRAINED:
             found["null"] = self.null
         about = {"title": self.title, "text": self.text, "tier": self.tier}

@@ -166,7 +166,7 @@ def finish(found: dict[str, Findings]) -> dict[str, Findings]:
             continue
         target = found[title]["repeat_0"].value or 0.0  # 90 % of the original's metric
         crossings = [crossing(points, target) for points in own]
-        steps = [count for count, _ in crossings]
+        steps = [round(count, 1) for count, _ in crossings]
         results[title] = {
             "steps": Finding(
                 value=float(np.median(steps)),
@@ -244,6 +244,7 @@ forgetting_tests.register(
         ),
         needs=frozenset(("relearning", "sets")),
         axis="training steps",
+        y_axis="held-out samples: {metric}",
         finish=finish,
         find=find,
         size=_size,

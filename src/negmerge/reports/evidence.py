@@ -232,7 +232,7 @@ def _curves(page: PageData, name: str, test: TestResult) -> str:
     """The curve of every model."""
     quantity = test.quantities[0]
     metric = page.forget
-    chart = Chart(f"evidence-{name}", test.title, test.axis, metric.label, 4.2, page.styles)
+    chart = Chart(f"evidence-{name}", test.title, test.axis, test.y_axis, 3.6, page.styles)
     places: set[float] = set()
     last = [model for model in (ORIGINAL, RETRAINED, page.first) if model in test.models]
     order = [model for model in models(page, test) if model not in last] + last
@@ -240,12 +240,12 @@ def _curves(page: PageData, name: str, test: TestResult) -> str:
         found = test.finding(model, quantity.name)
         if found is None or not found.curve:
             continue
-        chart.line(*zip(*found.curve, strict=True), model)
+        chart.line([x for x, _ in found.curve], [y for _, y in found.curve], model)
         for x, y in found.curve:
             text = f"{model}: {test.axis} {x:g}, {metric.text(y)}"
             chart.point(x, y, model, text, size=9 if model in last else 6)
         places |= {x for x, _ in found.curve}
-    chart.axes.set_xscale("symlog", linthresh=1)
+    chart.axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     chart.axes.xaxis.set_major_locator(FixedLocator(sorted(places)))
     chart.axes.xaxis.set_minor_locator(NullLocator())
     chart.axes.set_xticklabels([f"{x:g}" for x in sorted(places)])

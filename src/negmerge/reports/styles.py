@@ -50,6 +50,7 @@ class Style(NamedTuple):
 STYLES = {
     "original": Style("grey", "s"),
     "retrained": Style("ink", "*"),
+    "second retrained": Style("ink", "d"),
     "members": Style("grey", "."),
     "coin_flips": Style("grey", ".", (4, 3)),
     "consensus": Style("blue", "o"),

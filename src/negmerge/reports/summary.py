@@ -177,10 +177,16 @@ def not_measured(page: PageData) -> list[str]:
     spread = f"variation over seeds: this is one run, with seed {result.seed}"
     found.append(spread + (bounds if result.first.intervals else ""))
     attacks = [metric.short for metric in page.metrics.values() if metric.histogram is not None]
+    tests = {} if result.evidence is None else result.evidence.tests
+    attacks += [
+        f"the attack {name} below"
+        for name, test in tests.items()
+        if any(test.finding(model, "auc") is not None for model in test.models)
+    ]
     if attacks:
         was = "was" if len(attacks) == 1 else "were"
         found.append(
             f"other attacks: only {join_names(attacks)} {was} run, and another attack may succeed "
-            "where this one fails"
+            f"where {'this one fails' if len(attacks) == 1 else 'these fail'}"
         )
     return found

@@ -79,6 +79,9 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
         done.update(f"{work.shared} {member}" for member in members)
     trained = work.trained + sum(member.epochs for member in fresh) * work.sizes["forget"]
     models = len(fresh) + 2
+    if recipe.evidence != "basic":  # a second retrained model
+        trained += recipe.settings.retraining(work.sizes) or 0
+        models += 1
     merged = [method for method in recipe.methods if method.name not in rivals]
     for method in (method for method in recipe.methods if method.name in rivals):
         rival, tries = suited_rival(recipe, method), search.tries if method.tune else 1

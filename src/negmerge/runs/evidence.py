@@ -130,7 +130,7 @@ def gather_evidence(context: Context, models: Models, scores: Mapping[str, Score
     if not context.illustrated:
         return Gathered()
     tests, tier = tests_of(context.recipe.evidence), context.recipe.evidence
-    second = plan_second(context, models)
+    second = plan_second(context, models.reference)
     missing = {test.name: why_not(context, models, second, test) for test in tests}
     todo = [test for test in tests if missing[test.name] is None]
     seconds, files = 0.0, list[Path]()
@@ -182,10 +182,10 @@ def models_to_examine(models: Models) -> dict[str, Examined]:
     return found
 
 
-def plan_second(context: Context, models: Models) -> Training | None:
+def plan_second(context: Context, reference: Training | None) -> Training | None:
     """Return the step that retrains once more, with another seed; None if nothing is retrained."""
     planned = context.scenario.reference()
-    if models.reference is None or not isinstance(planned, ToTrain):
+    if reference is None or not isinstance(planned, ToTrain):
         return None
     return make_training(
         context.scenario,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from negmerge.errors import NegMergeError, OptionError
+from negmerge.evidence.registry import forgetting_tests, tests_of
 from negmerge.merging.rules import rules
 from negmerge.rivals import rivals
 from negmerge.runs.checks import check_measured, check_methods
@@ -200,4 +201,5 @@ def problem_hash(recipe: Recipe, scenario: Scenario) -> str:
     digests = [model.digest() if isinstance(model, Given) else None for model in models]
     names = [method.name for method in recipe.methods]
     plugins = [*plugin_versions(recipe, scenario), *rules.versions(*names)]
+    plugins += forgetting_tests.versions(*(test.name for test in tests_of(recipe.evidence)))
     return identity(scenario.scored_on, digests, *plugins, *rivals.versions(*names))

@@ -12,12 +12,14 @@ import torch
 from rich.filesize import decimal
 
 from negmerge.errors import FileError, OptionError
+from negmerge.evidence.registry import tests_of
 from negmerge.evidence.shadow_margins import recorded_id
 from negmerge.rivals import rivals
 from negmerge.runs.calibration import Speed, machine, measure_speeds
 from negmerge.runs.checks import check_methods
 from negmerge.runs.context import Context
 from negmerge.runs.estimate import Estimate, estimate
+from negmerge.runs.evidence import plan_second
 from negmerge.runs.executors import InProcess
 from negmerge.runs.executors.choose import largest_stage
 from negmerge.runs.executors.local import count_processes
@@ -169,6 +171,12 @@ def plan_stages(context: Context) -> Iterator[Stage]:
     tried = [step for steps in plans.values() for step in steps]
     yield Stage("trainings of rivals", len(tried), _count(tried)[1] if begun else 0)
     yield Stage("measurements of models", len(recipe.methods) + len(originals))
+    tests = tests_of(recipe.evidence)
+    second = plan_second(context, reference)
+    if second is not None and any("second" in test.needs for test in tests):
+        yield Stage("trainings of a second retrained model", *_count([second]))
+    tested = sum(method.add is None for method in recipe.methods) + len(originals)
+    yield Stage("tests of forgetting", len(tests) * tested)
     if recipe.evidence == "full":
         shadows = plan_shadows(recipe, require_sets(scenario, "shadows"), store)
         yield Stage(

@@ -33,7 +33,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 CLASSIFY = [
     "split.forget={class: 3, count: 50}",
     "pool.subset={count: 4, seed: 2}",
-    "search.criterion=oracle",
+    "search={criterion: oracle, stop: 0.5, count: 11, limit: 4.0, tries: 3}",
     "buffers=merge",
     "retrain.weights=kept/retrain.safetensors",
 ]

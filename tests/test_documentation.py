@@ -14,7 +14,7 @@ import yaml
 
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.text.documents import load_records
-from running import negmerge
+from running import negmerge, python
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "negmerge"
@@ -126,6 +126,20 @@ def test_the_executor_gives_the_results_of_any_other(tmp_path):
         "\nassert list(Backwards(10).run(steps, watch)) == [(1, 12), (0, 11)]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_examples_of_studies(tmp_path):
+    """The first one prints what its comments say; the second one is a study of two small runs."""
+    numbers, study = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL
+    )
+    out, _ = python(tmp_path, "-c", numbers)
+    assert out.split() == re.findall(r"  # ([\d.]+)[: ]", numbers) == ["0.71", "23"]
+    small = "seeds=range(2), changes=" + repr([*SMALL, "methods=[consensus, uniform]"])
+    assert "seeds=range(12)" in study
+    out, _ = python(tmp_path, "-c", study.replace("seeds=range(12)", small))
+    assert out.startswith("uniform ")
+    assert out.endswith("runs/study-demo/index.html\n")
 
 
 def anchors(page: Path) -> set[str]:

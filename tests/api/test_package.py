@@ -236,7 +236,7 @@ except nm.NegMergeError as error:
 def test_a_public_name_is_there_or_names_the_extra_that_it_needs(name):
     done = without(UNLEARN, NAME, name)
     assert done.returncode == 0, done.stderr
-    if name in ("Unlearned", "report", "run", "unlearn"):
+    if name in ("Unlearned", "report", "run", "study", "unlearn"):
         assert done.stdout.endswith("pip install 'negmerge[unlearn]'\n")
     else:
         assert done.stdout == ""

@@ -25,6 +25,7 @@ VERBS = [
     "verify",
     "copy",
     "check",
+    "study",
 ]
 PROBE = """
 import sys
@@ -55,7 +56,14 @@ def test_help_imports_nothing_heavy(verb):
 
 @pytest.mark.parametrize(
     ("arguments", "missing"),
-    [("merge", "BASE"), ("merge a b", "--out"), ("apply a", "PATCH"), ("reproduce", "TABLE")],
+    [
+        ("merge", "BASE"),
+        ("merge a b", "--out"),
+        ("apply a", "PATCH"),
+        ("reproduce", "TABLE"),
+        ("study", "RECIPE"),
+        ("study demo", "--seeds"),
+    ],
 )
 def test_a_missing_argument_is_named(arguments, missing, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -233,7 +233,7 @@ def test_results_that_do_not_change_keep_the_study(copy: Path):
 
 
 def test_from_python_with_models_of_other_seeds(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("NEGMERGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NEGMERGE_CACHE", str(tmp_path.parent / "cache of studies"))
     monkeypatch.chdir(tmp_path)
     recipe = SMALL | {"methods": ["consensus", "uniform"], "workers": 1}
     with toy_scenario():

@@ -63,6 +63,16 @@ def study(
     the result of a seed: the folder of its run may be deleted. As with `nm.run`, a script must call
     `study` under `if __name__ == "__main__":` unless `workers` is 1.
 
+    >>> import tempfile
+    >>> import negmerge as nm
+    >>> small = ["methods=[consensus, uniform]", "data.limit={train: 100, test: 50}", "workers=1"]
+    >>> small += ["train.epochs=1", "retrain=null", "pool.grid={epochs: [1, 2]}"]
+    >>> small += ["search={count: 3, stop: 1.0}", "threads=1"]
+    >>> found = nm.study("demo", seeds=range(2), out=tempfile.mkdtemp(), changes=small)
+    >>> one = found.of("acc_forget")[0]
+    >>> found.against, one.method, one.test.mean.n, one.verdict in ("better", "worse", "undecided")
+    ('consensus', 'uniform', 2, True)
+
     Args:
         recipe: a Recipe, a path or the name of a shipped recipe; None: the demo.
         seeds: the seeds; they replace the seed of the recipe.

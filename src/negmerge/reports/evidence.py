@@ -9,7 +9,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from negmerge.evaluation.metrics import Measured, Metric, Observed
+from negmerge.evaluation.metrics import OF_EVIDENCE, Measured, Metric, Observed
 from negmerge.evidence.findings import (
     NO_REFERENCE,
     ORIGINAL,
@@ -272,4 +272,4 @@ def table(page: PageData, name: str, test: TestResult) -> DataTable:
         rows.append(cells | {"note": "; ".join(notes) or None})
     frame = pd.DataFrame(rows).dropna(axis=1, how="all")
     metrics = {quantity.name: metric_for(quantity) for quantity in test.quantities}
-    return DataTable(f"evidence-{name}", test.title, frame, metrics)
+    return DataTable(f"{OF_EVIDENCE}{name}", test.title, frame, metrics)

@@ -12,7 +12,7 @@ import torch
 from rich.filesize import decimal
 
 from negmerge.errors import FileError, OptionError
-from negmerge.evidence.registry import tests_of
+from negmerge.evidence.registry import ShadowTest, tests_of
 from negmerge.evidence.shadow_margins import recorded_id
 from negmerge.rivals import rivals
 from negmerge.runs.calibration import Speed, machine, measure_speeds
@@ -171,7 +171,7 @@ def plan_stages(context: Context) -> Iterator[Stage]:
     tried = [step for steps in plans.values() for step in steps]
     yield Stage("trainings of rivals", len(tried), _count(tried)[1] if begun else 0)
     yield Stage("measurements of models", len(recipe.methods) + len(originals))
-    tests = tests_of(recipe.evidence)
+    tests = [test for test in tests_of(recipe.evidence) if not isinstance(test, ShadowTest)]
     second = plan_second(context, reference)
     if second is not None and any("second" in test.needs for test in tests):
         yield Stage("trainings of a second retrained model", *_count([second]))

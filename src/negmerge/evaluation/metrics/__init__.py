@@ -146,6 +146,8 @@ TABLES = frozenset((
     "sweeps", "tries",
 ))  # fmt: skip
 """The names of the tables of every page, which no histogram may have."""
+OF_EVIDENCE = "evidence-"
+"""The beginning of the names of the tables of tests of forgetting."""
 FILE = re.compile(r"([A-Za-z0-9_-]+)\.csv")
 
 
@@ -157,10 +159,11 @@ class MetricRegistry(Registry[Metric]):
             return
         file, others = entry.histogram.file, [one.histogram for one in self._entries.values()]
         match = FILE.fullmatch(file)
-        if match is None or match[1].lower() in TABLES:
+        taken = match is not None and match[1].lower().startswith(OF_EVIDENCE)
+        if match is None or taken or match[1].lower() in TABLES:
             raise ValueError(
                 f"metric {name!r}: the file of its histogram is {file!r}; wanted letters, digits, "
-                f"- and _, then .csv, and none of {', '.join(sorted(TABLES))}"
+                f"- and _, then .csv, and none of {', '.join(sorted(TABLES))} and {OF_EVIDENCE}…"
             )
         if any(one is not None and one.file.lower() == file.lower() for one in others):
             raise ValueError(

@@ -86,30 +86,36 @@ class Harness(Strict):
     """The largest number of samples of each task."""
 
 
-def keep_loss_of_documents(exact: Criterion) -> Criterion:
-    """Return `keep_retain` for texts: it keeps the loss where the original answers nothing exactly.
+HALF = 50.0
+"""The percentage of exact answers of the original below which the loss is kept instead."""
 
-    Documents have no exact answers, and every λ would keep 95 % of none. There the mean loss of the
-    retain set may grow as much as the perplexity may by `keep_perplexity`.
+
+def keep_loss_of_documents(exact: Criterion) -> Criterion:
+    """Return `keep_retain` for texts: it keeps the loss where the original answers little exactly.
+
+    A model hardly writes whole documents exactly, and every λ would keep 95 % of nothing. There the
+    mean loss of the retain set may grow as much as the perplexity may by `keep_perplexity`.
 
     Args:
-        exact: the criterion for an original that gives exact answers.
+        exact: the criterion for an original that answers at least half of the records exactly.
     """
     growth = -log(KEPT)
 
     def loss(row: Row, zero: Row, reference: Reference) -> float | None:
-        if zero["exact_retain"] > 0:
+        if zero["exact_retain"] >= HALF:
             return exact.loss(row, zero, reference)
         allowed = row["loss_retain"] <= zero["loss_retain"] + growth + 1e-9
         return row["probability_forget"] if allowed else None
 
     def aim(metric: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
-        if zero["exact_retain"] > 0:
+        if zero["exact_retain"] >= HALF:
             return exact.aim(metric, zero, reference)
         limit = zero["loss_retain"] + growth
         return (limit, f"at most {limit:.4g}") if metric == "loss_retain" else None
 
-    summary = f"{exact.summary}; if that is 0, with a loss_retain at most {growth:.2g} higher"
+    summary = (
+        f"{exact.summary}; if that is below {HALF:g} %, a loss_retain at most {growth:.2g} higher"
+    )
     reads = (*exact.reads, "loss_retain")
     return replace(exact, summary=summary, loss=loss, aim=aim, reads=reads)
 

@@ -653,7 +653,8 @@ def value_cases() -> None:
                     f"{POOL[k]}.safetensors '{HEAD}': {len(values)} of 7 values are NaN or inf",
                     build=edited(k, lambda m, v=values: put(m, *v), dtype),
                 )
-    for rule in ("conflict", "localize", "magmax", "tall", "ties", "uniform"):
+    others = ("conflict", "localize", "magmax", "shrink", "soft", "tall", "ties", "uniform")
+    for rule in (*others, "consensus --equalise"):
         for value in (nan, -inf):
             case(
                 f"{value}-by-{rule}",
@@ -828,6 +829,10 @@ def pool_cases() -> None:
         ("localize", "density=inf", "density", "got inf"),
         ("tall", "factor=nan", "factor", "nan"),
         ("tall", "agree=1.5", "agree", "'1.5'", "whole number"),
+        ("soft", "power=2.5", "power", "'2.5'", "whole number"),
+        ("soft", "power=5", "power", "got 5", "from 1 to 4"),
+        ("shrink", "errors=-1", "errors", "got -1", "from 0 to"),
+        ("shrink", "by=sign", "by", "'sign'", "threshold|james_stein"),
     ):
         command = f"{merge} --rule {rule} --option {option} {NEW}"
         case(f"{rule}-{option}", command, *wanted)

@@ -8,7 +8,8 @@
   a merge needs.
 - `rules.py` has the rules, `rule.py` defines what a rule is. Folds (`folds.py`, `fast_folds.py`)
   compute the statistics of a rule (`statistics.py`); `first_pass.py`, `thresholds.py` and
-  `magnitudes.py` compute what a rule must know before the merge.
+  `magnitudes.py` compute what a rule must know before the merge, `norms.py` the factors that scale
+  members to one norm.
 - `parted.py` is a merge that other processes compute in parts (`parts.py`, `merge_part.py`,
   `first_pass_parts.py`), which they store in part files (`part_file.py`).
 - `accumulator.py` is `nm.Accumulator`, with `shared_statistics.py` and `accumulator_file.py`.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from negmerge.errors import OptionError
-from negmerge.evaluation.criteria import KEPT, Criterion, Reference, Row, nearest_to_reference
+from negmerge.evaluation.criteria import KEPT, Criterion, Reference, nearest_to_reference
+from negmerge.evaluation.limits import Limit, Row
 from negmerge.evaluation.metrics import Metric, metric_of
 from negmerge.scenarios.settings import (
     Description,
@@ -90,34 +91,54 @@ HALF = 50.0
 """The percentage of exact answers of the original below which the loss is kept instead."""
 
 
+GROWTH = -log(KEPT)
+"""How much the mean loss of documents may grow: as much as their perplexity by `keep_perplexity`."""
+LOSS_LIMIT = Limit("loss_retain", lambda zero: zero["loss_retain"] + GROWTH, lower=True)
+
+
+@dataclass(frozen=True)
+class TextLimit(Limit):
+    """The limit of exact answers; where the original answers few exactly, that of the loss.
+
+    A model hardly writes whole documents exactly, and every λ would keep 95 % of nothing.
+    """
+
+    def used(self, zero: Row) -> Limit:
+        """Return the limit for an original, from its row."""
+        return self if zero[self.metric] >= HALF else LOSS_LIMIT
+
+    def margin(self, row: Row, zero: Row) -> float:
+        used = self.used(zero)
+        return super().margin(row, zero) if used is self else used.margin(row, zero)
+
+    def left(self, row: Row, zero: Row) -> float | None:
+        used = self.used(zero)
+        return super().left(row, zero) if used is self else used.left(row, zero)
+
+
 def keep_loss_of_documents(exact: Criterion) -> Criterion:
     """Return `keep_retain` for texts: it keeps the loss where the original answers little exactly.
-
-    A model hardly writes whole documents exactly, and every λ would keep 95 % of nothing. There the
-    mean loss of the retain set may grow as much as the perplexity may by `keep_perplexity`.
 
     Args:
         exact: the criterion for an original that answers at least half of the records exactly.
     """
-    growth = -log(KEPT)
+    assert exact.limit is not None
+    limit = TextLimit(exact.limit.metric, exact.limit.value)
 
     def loss(row: Row, zero: Row, reference: Reference) -> float | None:
-        if zero["exact_retain"] >= HALF:
-            return exact.loss(row, zero, reference)
-        allowed = row["loss_retain"] <= zero["loss_retain"] + growth + 1e-9
-        return row["probability_forget"] if allowed else None
+        return row["probability_forget"] if limit.allows(row, zero) else None
 
     def aim(metric: str, zero: Row, reference: Reference) -> tuple[float, str] | None:
-        if zero["exact_retain"] >= HALF:
+        if limit.used(zero) is limit:
             return exact.aim(metric, zero, reference)
-        limit = zero["loss_retain"] + growth
-        return (limit, f"at most {limit:.4g}") if metric == "loss_retain" else None
+        most = LOSS_LIMIT.value(zero)
+        return (most, f"at most {most:.4g}") if metric == LOSS_LIMIT.metric else None
 
     summary = (
-        f"{exact.summary}; if that is below {HALF:g} %, a loss_retain at most {growth:.2g} higher"
+        f"{exact.summary}; if that is below {HALF:g} %, a loss_retain at most {GROWTH:.2g} higher"
     )
-    reads = (*exact.reads, "loss_retain")
-    return replace(exact, summary=summary, loss=loss, aim=aim, reads=reads)
+    reads = (*exact.reads, LOSS_LIMIT.metric)
+    return replace(exact, summary=summary, loss=loss, aim=aim, reads=reads, limit=limit)
 
 
 class TextSettings(ScenarioSettings):

@@ -92,7 +92,7 @@ HALF = 50.0
 
 
 GROWTH = -log(KEPT)
-"""How much the mean loss of documents may grow: as much as their perplexity by `keep_perplexity`."""
+"""How much the loss of documents may grow: as much as the perplexity by `keep_perplexity`."""
 LOSS_LIMIT = Limit("loss_retain", lambda zero: zero["loss_retain"] + GROWTH, lower=True)
 
 

@@ -10,8 +10,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
+
+from negmerge.errors import FileError
+from negmerge.support.reading import read_text
 
 SECONDS = 10.0
 """The processor time that a block may take; the time on the clock depends on the machine."""
@@ -54,8 +56,10 @@ def _less_memory(more: int) -> Iterator[None]:
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    with suppress(OSError, ValueError):  # another system, or a limit that is lower already
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    with suppress(
+        FileError, OSError, ValueError
+    ):  # another system, or a limit that is lower already
+        pages = int(read_text("/proc/self/statm", 1 << 10).split()[0])
         wanted = pages * resource.getpagesize() + more
         if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
             resource.setrlimit(resource.RLIMIT_AS, (wanted, limits[1]))

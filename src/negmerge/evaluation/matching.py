@@ -15,7 +15,7 @@ from negmerge.evaluation.metrics import metric_of
 
 EVALUATIONS = 4
 """The largest number of λ that are measured in addition to a sweep."""
-NEAR = 0.05
+NEAR = 0.1
 """No more λ are measured if the forget metric of a measured one is this near to the level, as a
 share of the distance of the original."""
 
@@ -105,7 +105,12 @@ def why_missing(rows: Iterable[Row], level: Level) -> str:
     )
 
 
-def refine(rows: Iterable[Row], level: Level, measure: Callable[[float], Row | None]) -> list[Row]:
+def refine(
+    rows: Iterable[Row],
+    level: Level,
+    measure: Callable[[float], Row | None],
+    evaluations: int = EVALUATIONS,
+) -> list[Row]:
     """Measure a few more λ, so that the interpolation to a level is short.
 
     Each λ is the one where a straight line between the two neighbours has the level. While the
@@ -124,6 +129,7 @@ def refine(rows: Iterable[Row], level: Level, measure: Callable[[float], Row | N
     Args:
         rows: the rows of a sweep.
         measure: returns the row of a λ, or None if the outputs of the model are not finite.
+        evaluations: the largest number of λ to measure.
 
     Returns:
         All rows, in the order of λ.
@@ -132,7 +138,7 @@ def refine(rows: Iterable[Row], level: Level, measure: Callable[[float], Row | N
     if not found or level.metric not in found[0] or level.excess(found[0]) <= 0:
         return found
     near = NEAR * level.excess(found[0])
-    for _ in range(EVALUATIONS):
+    for _ in range(evaluations):
         pair = crossing(found, level)
         if pair is None:
             scale = 2 * found[-1]["scale"]

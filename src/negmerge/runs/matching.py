@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from negmerge.errors import ValueRangeError
 from negmerge.evaluation.criteria import Row
-from negmerge.evaluation.matching import Level, at_level, matched_gap, refine, why_missing
+from negmerge.evaluation.matching import (
+    EVALUATIONS,
+    Level,
+    at_level,
+    matched_gap,
+    refine,
+    why_missing,
+)
 from negmerge.evaluation.search import Curve, read_rows, write_rows
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import load_vector
@@ -29,6 +36,10 @@ from negmerge.scenarios.base import Scenario, identity
 from negmerge.scenarios.data import DataScenario
 from negmerge.support.files import file_digest
 
+SHOWN_EVALUATIONS = 2
+"""The largest number of λ that are measured in addition to the sweep of a member that is only
+shown on the page."""
+
 
 @dataclass(frozen=True)
 class MatchedSweep(FileStep):
@@ -39,6 +50,7 @@ class MatchedSweep(FileStep):
     Args:
         base, vector, member_terms: as in a `Sweep`.
         sweep: the file of the finished sweep.
+        evaluations: the largest number of λ to measure.
         partial: the file that keeps the new rows until the run is finished.
     """
 
@@ -47,6 +59,7 @@ class MatchedSweep(FileStep):
     vector: Path
     member_terms: Terms | None
     level: Level
+    evaluations: int
     sweep: Path
     out: Path
     partial: Path
@@ -71,7 +84,7 @@ class MatchedSweep(FileStep):
                 return None
 
         swept = read_rows(self.sweep)
-        rows = refine(swept, self.level, measure)
+        rows = refine(swept, self.level, measure, self.evaluations)
         self.out.parent.mkdir(exist_ok=True)
         write_rows(self.out, rows)
         return Done(len(rows) - len(swept), time.perf_counter() - begun)
@@ -91,8 +104,8 @@ def add_matched(
     if level is None or not sweeps:
         return result, []
     steps = {
-        title: plan_matched(context, title, level, *swept)
-        for title, swept in sweeps.items()
+        title: plan_matched(context, title, level, to_match)
+        for title, to_match in sweeps.items()
         if level.metric in read_rows(context.store.sweep(title))[0]
     }
     context.run(f"comparing at {level.metric} = {level.value:g}", list(steps.values()))
@@ -123,24 +136,34 @@ def add_matched(
     return result.model_copy(update=changes), [step.out for step in steps.values()]
 
 
-def sweeps_to_match(context: Context, models: Models) -> dict[str, tuple[Path, Terms | None]]:
-    """Return the vectors of all sweeps by title, each with the terms of a member.
+class ToMatch(NamedTuple):
+    """The vector of a sweep, and how many λ may be added to it; as in `MatchedSweep`."""
 
-    Those of members are there for the page, and for the member that `single_best` selected.
+    vector: Path
+    member_terms: Terms | None = None
+    evaluations: int = EVALUATIONS
+
+
+def sweeps_to_match(context: Context, models: Models) -> dict[str, ToMatch]:
+    """Return the sweeps by title: of methods, of the selected member, for the page of all members.
+
+    Fewer λ are added to the sweeps of members that are only shown.
     """
-    found: dict[str, tuple[Path, Terms | None]] = {}
+    found: dict[str, ToMatch] = {}
     selected: set[str] = set()
     for title, method in models.merged.items():
         if method.added:
             continue
         name = sweep_of(title, method.detail.get("member"))
         if name == title:
-            found[title] = (method.patch, None)
+            found[title] = ToMatch(method.patch)
         else:
             selected.add(name)
-    for member in models.members:
-        if context.illustrated or member.step.title in selected:
-            found[member.step.title] = (member.step.vector, member.step.member_terms)
+    for step in (member.step for member in models.members):
+        if step.title in selected:
+            found[step.title] = ToMatch(step.vector, step.member_terms)
+        elif context.illustrated:
+            found[step.title] = ToMatch(step.vector, step.member_terms, SHOWN_EVALUATIONS)
     return found
 
 
@@ -166,18 +189,16 @@ def level_of(context: Context, reference: Mapping[str, float]) -> Level | None:
     return None if value is None else Level(metric.name, value, metric.better != "higher")
 
 
-def plan_matched(
-    context: Context, title: str, level: Level, vector: Path, member_terms: Terms | None
-) -> MatchedSweep:
-    """Return the step that measures a few λ around the level; arguments are as in the step."""
+def plan_matched(context: Context, title: str, level: Level, to_match: ToMatch) -> MatchedSweep:
+    """Return the step that measures a few λ around the level."""
     recipe, store, sweep = context.recipe, context.store, context.store.sweep(title)
-    depends = [file_digest(vector), file_digest(sweep), member_terms and member_terms.content()]
+    vector, terms, evaluations = to_match
+    depends = [file_digest(vector), file_digest(sweep), terms and terms.content(), evaluations]
     depends += [level.metric, level.value, level.lower, context.criterion.uses_reported_data]
     depends += [recipe.search.samples, recipe.seed, *context.plugin_versions]
     key = identity("matched", depends, context.scenario.scored_on)
-    partial = store.states / f"{identity(title, key)}.csv"
-    out = store.matched(title)
-    return MatchedSweep(key, store.base, vector, member_terms, level, sweep, out, partial)
+    partial, out = store.states / f"{identity(title, key)}.csv", store.matched(title)
+    return MatchedSweep(key, store.base, vector, terms, level, evaluations, sweep, out, partial)
 
 
 def matched_fields(rows: list[Row], level: Level, reference: Mapping[str, float]) -> dict[str, Any]:

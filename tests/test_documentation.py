@@ -135,7 +135,8 @@ def test_the_examples_of_studies(tmp_path):
     )
     out, _ = python(tmp_path, "-c", numbers)
     assert out.split() == re.findall(r"  # ([\d.]+)[: ]", numbers) == ["0.71", "23"]
-    small = "seeds=range(2), changes=" + repr([*SMALL, "methods=[consensus, uniform]"])
+    changes = [*SMALL, "methods=[consensus, uniform]", "data.limit={train: 100, test: 50}"]
+    small = f"seeds=range(2), changes={[*changes, 'threads=1']}"
     assert "seeds=range(12)" in study
     out, _ = python(tmp_path, "-c", study.replace("seeds=range(12)", small))
     assert out.startswith("uniform ")

@@ -8,6 +8,8 @@ from negmerge.errors import OptionError
 from negmerge.runs.checks import check_methods
 from negmerge.runs.recipe import Recipe, check_recipe, load_recipe
 from negmerge.runs.terms import Terms
+from negmerge.vectors.task_vector import TaskVector
+from toys import SMALL, run_toy, toy_scenario
 
 
 def test_a_recipe_without_patterns_is_as_before():
@@ -38,6 +40,17 @@ def test_a_recipe_with_members_of_one_norm():
     assert "equalise: true" in recipe.dump()
     assert "equalise" not in load_recipe("demo").dump()
     assert load_recipe("demo").terms.content() == "keep"
+
+
+def test_every_merge_of_a_run_scales_its_members(tmp_path):
+    pool = SMALL["pool"] | {"equalise": True}
+    with toy_scenario():
+        run = run_toy(tmp_path / "run", pool=pool, methods=["consensus", "soft", "shrink"])
+    for name in ("consensus", "soft", "shrink"):
+        origin = TaskVector.load(run.patch(name)).origin
+        assert origin.rule == name
+        assert len(origin.factors) == 3
+        assert min(origin.factors) < 1 < max(origin.factors)
 
 
 def test_members_of_one_norm_are_needed_at_once():

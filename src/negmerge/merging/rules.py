@@ -308,7 +308,7 @@ class Shrink(Rule):
         errors: the number of standard errors; only for threshold.
     """
 
-    paper: ClassVar[str] = "positive-part James–Stein, 1961, for one element; t statistics, 1908"
+    paper: ClassVar[str] = "James and Stein, 1961 (positive part, one element); Student, 1908"
     by: Literal["threshold", "james_stein"] = "threshold"
     errors: float = 3.0
     least_members = 2

@@ -151,7 +151,7 @@ def make_result(
         row |= {"avg_gap": None} if reference is None else distances(row, reference)
         row["cost_ratio"] = None if not retraining else row["samples_processed"] / retraining
         rows[title] = MethodRow.model_validate(row)
-    return RunResult(
+    result = RunResult(
         format="negmerge-scores/1",
         title=recipe.title,
         seed=recipe.seed,
@@ -162,8 +162,8 @@ def make_result(
         pool=member_rows(models, scores, reference),
         warnings=warnings_of(context, models, about, rows, retraining)
         + ([] if evidence is None else overdone(evidence)),
-        **({} if evidence is None else {"evidence": evidence}),
     )
+    return result if evidence is None else result.model_copy(update={"evidence": evidence})
 
 
 def distances(row: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, float | None]:

@@ -44,7 +44,7 @@ def last_features(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Te
     torch.Size([4, 5])
     """
     name, layer = final_linear(model)
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[tuple[Any, Any]] = []
     handle = layer.register_forward_hook(lambda _, given, output: seen.append((given[0], output)))
     try:
         logits = logits_of(model, inputs)

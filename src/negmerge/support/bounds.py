@@ -55,15 +55,16 @@ def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
 def _less_memory(more: int) -> Iterator[None]:
     import resource
 
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    with suppress(
-        FileError, OSError, ValueError
-    ):  # another system, or a limit that is lower already
+    limits, lowered = resource.getrlimit(resource.RLIMIT_AS), False
+    # Another system may not tell the size of a process, or refuse the limit.
+    with suppress(FileError, OSError, ValueError):
         pages = int(read_text("/proc/self/statm", 1 << 10).split()[0])
         wanted = pages * resource.getpagesize() + more
         if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
             resource.setrlimit(resource.RLIMIT_AS, (wanted, limits[1]))
+            lowered = True
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+        if lowered:
+            resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -311,14 +311,16 @@ def test_normal_divergences_are_the_formula(seed, shift, width):
 def test_klom_of_one_distribution_is_near_its_floor(models, estimate):
     rng = np.random.default_rng(0)
     hardness = rng.normal(0, 4, 300)
-    same, q, far = (hardness + shift + rng.normal(size=(models, 300)) for shift in (0, 0, 3))
-    null, found = klom(same, q), klom(far, q)
+    same, one, two, far = (
+        hardness + shift + rng.normal(size=(models, 300)) for shift in (0, 0, 0, 3)
+    )
+    null, floor, found = klom(same, two), klom(one, two), klom(far, two)
     assert null.estimate == found.estimate == estimate
-    floor = np.median(null.floor)
-    assert null.median < floor * 1.1  # halves have fewer models
-    assert found.median > 10 * floor
+    assert null.median == pytest.approx(floor.median, rel=0.3)
+    assert found.median > 10 * floor.median
     assert found.high == np.quantile(found.values, 0.95) > found.median
-    assert (found.floor == null.floor).all()
+    half = models // 2
+    assert klom(one[:half], two[half:]).median > null.median  # fewer models, a higher floor
 
 
 def test_models_that_agree_by_chance_are_not_infinitely_far(monkeypatch):
@@ -335,7 +337,6 @@ def test_models_that_agree_by_chance_are_not_infinitely_far(monkeypatch):
     [
         (np.zeros((1, 2)), np.zeros((5, 2)), "at least two models"),
         (np.zeros((4, 2)), np.zeros((4, 3)), "got 2 and 3 samples"),
-        (np.zeros((4, 2)), np.zeros((3, 2)), "wanted at least 4"),
         (np.full((4, 2), np.nan), np.zeros((4, 2)), "and numbers"),
     ],
 )

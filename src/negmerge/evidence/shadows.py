@@ -23,8 +23,6 @@ from negmerge.evidence.registry import Findings, ShadowTest, forgetting_tests
 from negmerge.evidence.shadow_margins import Kind, ShadowMargins
 
 FPR = 0.01
-NEVER_SEEN = (Role.UNLEARNED, Role.OUT)
-"""The roles of a target in whose shadows the retrained model never saw it."""
 
 
 def titles(shadows: ShadowMargins) -> dict[str, Kind]:
@@ -54,20 +52,25 @@ def attack_samples(shadows: ShadowMargins) -> dict[str, Findings]:
 
 
 def compare_distributions(shadows: ShadowMargins) -> dict[str, Findings]:
-    """Measure KLoM on targets, retain and test set; of the retrained models, the floor."""
-    never = shadows.of_role("retrained", *NEVER_SEEN)
+    """Measure KLoM on targets, retain and test set.
+
+    Every kind of models in some shadows is compared with the retrained models of as many others, so
+    that the number of the retrained models is the floor of the same comparison.
+    """
+    half = len(shadows.roles) // 2
     found: dict[str, Findings] = {}
     for title, kind in titles(shadows).items():
-        own = "unlearned" if kind == "retrained" else kind  # the floor is that of any comparison
-        kloms = {"targets": klom(shadows.of_role(own, Role.UNLEARNED), never)}
-        for name in ("retain", "test"):
-            kloms[name] = klom(shadows.margins[own, name], shadows.margins["retrained", name])
-        values = {k: one.floor if kind == "retrained" else one.values for k, one in kloms.items()}
+        never = shadows.of_role("retrained", Role.OUT)
+        targets = klom(shadows.of_role(kind, Role.UNLEARNED), never).values
+        retain, test = (
+            klom(shadows.margins[kind, name][:half], shadows.margins["retrained", name][half:])
+            for name in ("retain", "test")
+        )
         found[title] = {
-            "klom": over_samples(values["targets"], np.median),
-            "klom_high": over_samples(values["targets"], partial(np.quantile, q=0.95)),
-            "klom_retain": over_samples(values["retain"], np.median),
-            "klom_test": over_samples(values["test"], np.median),
+            "klom": over_samples(targets, np.median),
+            "klom_high": over_samples(targets, partial(np.quantile, q=0.95)),
+            "klom_retain": over_samples(retain.values, np.median),
+            "klom_test": over_samples(test.values, np.median),
         }
     return found
 
@@ -155,9 +158,9 @@ forgetting_tests.register(
         title="Are the answers distributed as those of retrained models?",
         text=SHADOWS + "KLoM is the divergence KL(p‖q) of a record: p is the distribution of its "
         "margin under models that unlearned it, q that under models retrained without it. The "
-        "number of the retrained models is the floor: the first half of them against the second. "
+        "number of the retrained models is the floor: one half of them against the other. "
         "With fewer than 50 models of each kind, p and q are taken for normal distributions. "
-        "Intervals are over records.",
+        "Intervals are over records, which share the models: they are rather too narrow.",
         tier="full",
         quantities=(
             Quantity(
@@ -201,7 +204,7 @@ forgetting_tests.register(
         "0.5 and halves with each further 0.5; the score multiplies it by the accuracies on "
         "retain and test set, relative to those of retrained models. ε of a few models is coarse: "
         "compare with the number of the retrained models, which compares two sets of them. "
-        "Intervals are over records.",
+        "Intervals are over records, which share the models: they are rather too narrow.",
         tier="full",
         quantities=(
             Quantity(

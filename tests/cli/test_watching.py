@@ -32,13 +32,14 @@ def words(changes: list[str]) -> list[str]:
 def test_a_run_is_planned_watched_and_finished(tmp_path: Path):
     command = ("unlearn", "demo", "--out", "run", *words(TINY))
     out, _ = negmerge_here(tmp_path, *command, "--dry-run")
-    assert out.startswith("11 steps, 0 of them done; 2 at a time:\n")
+    assert out.startswith("19 steps, 0 of them done; 2 at a time:\n")
     for stage in (
         "trainings of the original and the retrained model: 2",
         "trainings of the pool: 2",
         "merges: 1",
         "searches for λ: 1",
         "trainings of rivals: 1",
+        "tests of forgetting: 8",
     ):
         assert f"  {stage}\n" in out
     assert "time: about" in out
@@ -140,7 +141,7 @@ def test_a_status_that_is_cut_or_has_an_infinite_number_is_one_line(tmp_path: Pa
     path.write_text(text[:-9])
     assert "is not valid JSON" in negmerge_here(tmp_path, "status", "run", code=2)[1]
     path.write_text(text.replace('"begun": 0.0', '"begun": 1e999'))  # read as infinity
-    assert "begun: " in negmerge_here(tmp_path, "status", "run", code=2)[1]
+    assert "too large" in negmerge_here(tmp_path, "status", "run", code=2)[1]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,26 @@ def test_a_metric_of_few_samples_is_used_to_the_last_step_that_is_found(place, e
     assert found.left is not None
     if found.left > TOLERANCE:
         used_up = len(rows) == MOST_EVALUATIONS
-        assert min(above) - found.scale <= (0.2 if used_up else RESOLUTION) * min(above)
+        assert min(above) - found.scale <= (1 / 3 if used_up else RESOLUTION) * min(above)
+
+
+@given(st.floats(0.01, 1e3), st.sampled_from([-1.0, 0.0, 1.0]))
+def test_a_curve_without_end_is_searched_to_the_largest_λ(largest, slope):
+    """The largest λ need not have four digits, and it is measured itself, never a larger one."""
+    asked: list[float] = []
+
+    def loss(scale: float) -> float:
+        asked.append(scale)
+        return 100 + slope * scale / largest
+
+    refine_to_optimum(loss, min(0.1, largest), largest)
+    assert max(asked) <= largest
+    assert len(asked) <= MOST_EVALUATIONS
+    if slope < 0:
+        assert max(asked) == largest
+    asked.clear()
+    refine_to_limit(lambda scale: loss(scale) / 100, min(0.1, largest), largest)
+    assert max(asked) <= largest
 
 
 @given(places)

@@ -18,7 +18,7 @@ from negmerge.merging.rules import make_rule, options_of, rules
 from negmerge.support.jit import CHECKSUM_SIZE, cache_checksum
 from running import negmerge, python
 
-OTHER = {"quorum": 0.7, "density": 0.5, "factor": 1.5, "agree": 3}
+OTHER = {"quorum": 0.7, "density": 0.5, "factor": 1.5, "agree": 3, "errors": 1.5, "power": 3}
 N = 6
 
 # Merges by every variant in turn, in one process; prints the numbers of those that are wrong.

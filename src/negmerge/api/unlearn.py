@@ -86,7 +86,7 @@ def unlearn(
     >>> import torch
     >>> from torch.utils.data import TensorDataset
     >>> import negmerge as nm
-    >>> _ = torch.manual_seed(2)
+    >>> _ = torch.manual_seed(6)
     >>> data = TensorDataset(torch.randn(20, 4), torch.arange(20) % 2)
     >>> pool = nm.Pool(grid={"epochs": [1, 2]}, settings={"lr": 0.01, "batch": 8})
     >>> model = torch.nn.Linear(4, 2)

@@ -38,6 +38,15 @@ def readable(scale: float) -> float:
     return float(f"{scale:.4g}")
 
 
+def at_most(scale: float, largest: float) -> float:
+    """Round λ, and return the largest λ itself where the rounded one is not below it.
+
+    >>> at_most(0.123456, 1.0), at_most(9.0, 3.14159)
+    (0.1235, 3.14159)
+    """
+    return min(readable(scale), largest)
+
+
 # --------------------------------------------------------------------------------------- to a limit
 
 
@@ -75,7 +84,7 @@ def refine_to_limit(
     """What is lost at each λ: 1 at the limit."""
     low, high, resolution = 0.0, inf, RESOLUTION
     sides = ""  # of the λ between two known ones: h was not allowed, l was
-    scale = readable(min(first, largest))
+    scale = at_most(first, largest)
     while len(known) < evaluations and scale not in known:
         own, enclosed = left(scale), 0 < low < high < inf
         if own is None or own < 0:
@@ -90,7 +99,7 @@ def refine_to_limit(
             return
         sides += ("h" if high == scale else "l") if enclosed else ""
         stuck = sides.endswith(("hh", "ll"))
-        scale = readable(min(_next_to_limit(known, low, high, stuck), largest))
+        scale = at_most(_next_to_limit(known, low, high, stuck), largest)
 
 
 def _next_to_limit(known: dict[float, float], low: float, high: float, stuck: bool) -> float:
@@ -160,7 +169,7 @@ def refine_to_optimum(
         return len(known) < evaluations and min(known.values()) > enough
 
     def ask(scale: float) -> float:
-        scale = readable(min(scale, largest))
+        scale = at_most(scale, largest)
         if scale not in known and goes_on():
             known[scale] = loss(scale)
         return known.get(scale, inf)

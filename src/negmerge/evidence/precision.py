@@ -82,10 +82,14 @@ def after_rounding(network: nn.Module, levels: int | None) -> Iterator[None]:
 
 
 def find_survival(before: Mapping[str, Tensor], network: nn.Module, levels: int | None) -> Finding:
-    """Return the percentage of changed elements that still differ from the original's."""
+    """Return the percentage of changed elements that still differ from the original's.
+
+    Tensors of another shape, such as a last layer with one more output, are not compared.
+    """
     changed = kept = 0
     for name, weight in network.named_parameters():
-        if name in before and is_rounded(weight, levels):
+        same = name in before and before[name].shape == weight.shape
+        if same and is_rounded(weight, levels):
             old = before[name].to(weight.device, weight.dtype)
             own = survival(old, weight.detach(), levels)
             changed, kept = changed + own[0], kept + own[1]

@@ -21,10 +21,13 @@ from safetensors.numpy import load, save
 from negmerge.errors import FileError
 from negmerge.evaluation.attacks.margins import Floats
 from negmerge.evaluation.attacks.shadow_game import Role
+from negmerge.support.reading import read_bytes
 
 Kind = Literal["original", "unlearned", "retrained"]
 KINDS: tuple[Kind, ...] = ("original", "unlearned", "retrained")
 SETS = ("targets", "retain", "test")
+MOST_BYTES = 1 << 30
+"""The largest size of the file of a shadow."""
 Columns = Mapping[str, Mapping[str, NDArray[np.generic]]]
 """The columns `margin` and `correct` of each set of `SETS`."""
 
@@ -88,7 +91,7 @@ def read_shadows(method: str, roles: NDArray[np.int8], files: Sequence[Path]) ->
     found: list[dict[str, NDArray[Any]]] = []
     for path in files:
         try:
-            found.append(load(path.read_bytes()))
+            found.append(load(read_bytes(path, MOST_BYTES)))
         except (OSError, SafetensorError) as error:
             raise FileError(f"{path}: cannot be read: {error}; remove it and run again") from None
     margins: dict[tuple[Kind, str], Floats] = {}

@@ -135,9 +135,11 @@ def matched_text(page: PageData, frame: pd.DataFrame) -> str:
     text += f" ({sizes})" if sizes else ""
     text += ", also those of the retrained model: they differ from the reported ones."
     if matching.retrained:
+        text += " The dashed line is the retrained model."
+    if "matched_gap" in frame:
         text += (
-            " The dashed line is the retrained model; the mean gap is the distance to it, over "
-            "the metrics of Avg. Gap without the forget metric."
+            " The mean gap is the distance to the retrained model, over the metrics of Avg. Gap "
+            "without the forget metric."
         )
     if any(f"{name}_low" in frame for name in map(str, frame)):
         text += (

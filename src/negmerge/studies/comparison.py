@@ -214,8 +214,12 @@ class Comparison:
 
     @property
     def _derived(self) -> list[str]:
-        """Avg. Gap and other numbers that have a direction and are no metrics themselves."""
-        found = [name for name in self.directed if name not in self._measured]
+        """Avg. Gap and other numbers that have a direction and are no metrics themselves.
+
+        All methods have the same forget metric where they are matched: it is not compared.
+        """
+        same = f"matched.{self.recipe.settings.forget_metric}"
+        found = [name for name in self.directed if name not in (*self._measured, same)]
         return [name for name in found if self.against in self.values[name]]
 
     @property

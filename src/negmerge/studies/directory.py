@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from negmerge.errors import FileError, MismatchError
 from negmerge.runs.directory import irregular_entry
 from negmerge.runs.recipe import Recipe, load_recipe
@@ -14,7 +12,7 @@ from negmerge.runs.records import Record, Sha256, read_record
 from negmerge.runs.result import RunResult
 from negmerge.runs.store import Run, is_run, write_json
 from negmerge.support.files import file_digest, report_write_errors, write_file
-from negmerge.support.reading import is_file
+from negmerge.support.reading import is_file, parse_yaml
 from negmerge.support.remote.urls import refuse_url
 
 IGNORED: dict[str, Any] = {
@@ -109,9 +107,8 @@ def first_difference(one: Recipe, other: Recipe) -> str | None:
     >>> first_difference(ours, theirs), first_difference(ours, load_recipe("demo"))
     ('search.count', None)
     """
-    trees: list[Any] = [
-        yaml.safe_load(recipe.model_copy(update=IGNORED).dump()) for recipe in (one, other)
-    ]
+    dumps = [recipe.model_copy(update=IGNORED).dump() for recipe in (one, other)]
+    trees: list[Any] = [parse_yaml(text, "recipe") for text in dumps]
     place: list[str] = []
     while trees[0] != trees[1] and all(isinstance(tree, dict) for tree in trees):
         keys = dict.fromkeys(key for tree in trees for key in tree)

@@ -176,8 +176,8 @@ def missing(page: PageData) -> list[str]:
     later = TIERS[TIERS.index(evidence.tier) + 1 :]
     if later:
         found.append(
-            f"Not run: the tests of {join_names(later)} evidence; `--set evidence={later[0]}` "
-            "runs them (`negmerge list evidence`)."
+            f"Not run: the tests of {join_names(later)} evidence; --set evidence={later[0]} "
+            "runs them (negmerge list evidence)."
         )
     if evidence.tests:
         found.append(

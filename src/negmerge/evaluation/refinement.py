@@ -111,9 +111,10 @@ def _next_to_limit(known: dict[float, float], low: float, high: float, stuck: bo
         stuck: whether the last two λ between known ones were both allowed, or both not.
     """
     wanted, lost = 1 - TOLERANCE / 2, known[low]  # the middle of what is near enough
+    before = max((scale for scale in known if scale < low), default=0.0)
+    step = 0 < lost <= known[before]  # the metric has steps, and this one may be wide
     if high == inf:
-        before = max(scale for scale in known if scale < low)
-        if 0 < lost <= known[before]:  # the metric has steps, and this one may be wide
+        if step:
             return low * sqrt(GROWTH)
         exponent = 2.0
         if 0 < known[before] < lost:
@@ -123,7 +124,7 @@ def _next_to_limit(known: dict[float, float], low: float, high: float, stuck: bo
     if low == 0:
         factor = sqrt(wanted / known[high]) if known[high] < inf else 1 / GROWTH
         return high * min(max(factor, SHRINK), LEAST_SHRINK)
-    if stuck or not 0 < lost < known[high] < inf:
+    if stuck or step or not 0 < lost < known[high] < inf:
         return sqrt(low * high)
     expected = low * (high / low) ** (log(wanted / lost) / log(known[high] / lost))
     edge = (high - low) / 50  # a λ nearer than that to a known one tells little

@@ -115,7 +115,7 @@ def _next_to_limit(known: dict[float, float], low: float, high: float, stuck: bo
     step = 0 < lost <= known[before]  # the metric has steps, and this one may be wide
     if high == inf:
         if step:
-            return low * sqrt(GROWTH)
+            return low * GROWTH
         exponent = 2.0
         if 0 < known[before] < lost:
             exponent = min(max(log(lost / known[before]) / log(low / before), 0.5), 4.0)

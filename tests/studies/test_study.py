@@ -259,7 +259,7 @@ def test_the_page_in_a_browser(made):
         browser.get((made[0] / "index.html").as_uri())
         script = "return [...document.querySelectorAll('svg.chart .named')].length"
         # Three charts, two methods, seeds and mean; and what is compared at equal forgetting.
-        assert browser.execute_script(script) > 3 * 2 * (3 + 1)
+        assert browser.execute_script(script) == 3 * 2 * (3 + 1) + 4
         heads = browser.find_elements("css selector", "#t-paired th button")
         heads[1].click()
         methods = browser.find_elements("css selector", "#t-paired tbody tr td:nth-child(2)")

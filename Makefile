@@ -25,7 +25,7 @@ lint: $(READY) ## format, lint, types, import contract
 base: $(READY) ## install the wheel without extras into an environment of its own, and use it
 	$(BIN)/python scripts/check_base_install.py
 
-bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results, docs/results.md
+bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results, docs/measurements.md
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/feed.py

@@ -1,4 +1,4 @@
-"""Copies the records of benchmarks/results into docs/results.md.
+"""Copies the records of benchmarks/results into docs/measurements.md.
 
     python benchmarks/results_page.py
 
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+PAGE = Path(__file__).parents[1] / "docs" / "measurements.md"
 PLACE = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/results.md says what the records in benchmarks/results say."""
+"""docs/measurements.md says what the records in benchmarks/results say."""
 
 from pathlib import Path
 from runpy import run_path

@@ -1,9 +1,10 @@
 """The three policies for BatchNorm statistics on the demo: kept, merged, recalibrated.
 
-    python benchmarks/buffers.py [--seeds 0 1 2] [--runs FOLDER]
+    python benchmarks/buffers.py [--seeds 0 1 2] [--runs FOLDER] [--study FOLDER]
 
-Runs the merge rules of the recipe `demo` with each policy, from the same pools, with λ chosen on
-data that is not reported and by `oracle`. An interrupted command resumes when it is repeated.
+Runs the merge rules of the recipe `demo` with each policy, from the same pools, with λ by two
+criteria, on data that is not reported. `--study` takes the pools of a study of the demo. An
+interrupted command resumes when it is repeated.
 Writes benchmarks/results/buffers.json and .md.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +31,23 @@ from negmerge.support.progress import make_progress
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES = ("keep", "merge", "recalibrate")
-CRITERIA = ("match_holdout", "keep_retain", "oracle")
+CRITERIA = ("match_holdout", "keep_retain")
 RULES = ("consensus", "uniform", "ties", "magmax")
 METRICS = ("acc_retain", "acc_forget", "acc_test", "mia", "avg_gap", "scale", "evaluations")
 
 
-def run(seed: int, criterion: str, policy: str, folder: Path) -> RunResult:
-    """One run; all runs of a seed share the trainings, and their results are stored separately."""
+def run(
+    seed: int, criterion: str, policy: str, folder: Path, reuse: Sequence[Path] = ()
+) -> RunResult:
+    """One run; all runs of a seed share the trainings, and their results are stored separately.
+
+    `reuse` are folders of other runs, whose trainings are used again.
+    """
     kept = folder / f"demo-{seed}-{criterion}-{policy}.json"
     if not kept.exists():
         changes = [f"seed={seed}", f"search.criterion={criterion}", f"buffers={policy}"]
         recipe = load_recipe("demo", [*changes, f"methods=[{', '.join(RULES)}]"])
-        store = Run(folder / f"demo-{seed}")
+        store = Run(folder / f"demo-{seed}", reuse)
         with make_progress() as progress, store.locked():
             scenario = recipe.make_scenario(progress)
             with make_executor(recipe, scenario, store, progress) as executor:
@@ -86,7 +93,7 @@ def page(record: dict[str, Any]) -> str:
         "`buffers: keep` of each seed (below 0: nearer to the retrained model).",
         "",
         "The recipe `demo` with its merge rules; λ by `strategy: refine`. `recalibrate` uses the "
-        "held-out images, and with `oracle`, which chooses on the reported data, the forget set.",
+        "held-out images, without their labels.",
     ]
     for criterion, runs in record["runs"].items():
         lines += ["", f"## λ by {criterion}", "", table(runs)]
@@ -97,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/buffers"))
+    parser.add_argument("--study", type=Path, help="the folder of a study of the demo to reuse")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -104,7 +112,8 @@ def main() -> None:
     for seed in given.seeds:
         for criterion in CRITERIA:
             for policy in POLICIES:
-                result = run(seed, criterion, policy, given.runs)
+                reuse = [] if given.study is None else [given.study / f"seed-{seed}"]
+                result = run(seed, criterion, policy, given.runs, reuse)
                 own = found.setdefault(criterion, {}).setdefault(policy, [])
                 own.append(rows_of(result))
                 print(seed, criterion, policy, f"{time.monotonic() - begun:.0f} s", flush=True)

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from negmerge.evaluation.scores import Scores, tug_of_war
 from negmerge.evidence import distance, membership, rmia, strata
 from negmerge.evidence.findings import ORIGINAL, RETRAINED, SECOND, Evidence, Finding, TestResult
-from negmerge.evidence.registry import Exhibits, Seen, forgetting_tests
+from negmerge.evidence.registry import Exhibits, Seen, forgetting_tests, named
 from negmerge.evidence.verdicts import overdone, verdict
+from negmerge.runs.recipe import load_recipe
+from toys import toy_scenario
 
 SIZE = 900
 
@@ -137,12 +139,13 @@ def test_a_verdict_is_symmetric_and_needs_more_than_the_intervals(values, halves
 
 
 def test_over_unlearning_is_a_warning_only_well_below_chance():
-    def evidence(auc: float, null: float | None) -> Evidence:
+    def evidence(auc: float, null: float | None, original: float = 60.0) -> Evidence:
         test = forgetting_tests.get("membership")
         about = {"title": test.title, "text": test.text, "tier": "basic"}
         models = {"consensus": {"auc": Finding(value=auc, low=auc - 3, high=auc + 3)}}
         if null is not None:
             models[RETRAINED] = {"auc": Finding(value=null, low=null - 3, high=null + 3)}
+        models[ORIGINAL] = {"auc": Finding(value=original, low=original - 3, high=original + 3)}
         found = TestResult(**about, quantities=list(test.quantities), models=models)
         return Evidence(tier="basic", tests={"membership": found})
 
@@ -152,3 +155,13 @@ def test_over_unlearning_is_a_warning_only_well_below_chance():
     assert not overdone(evidence(43.0, 50.0))  # the interval reaches above 45 %
     assert not overdone(evidence(30.0, 31.0))  # the retrained model is there, too
     assert not overdone(evidence(70.0, 50.0))
+    assert not overdone(evidence(30.0, 50.0, 30.0))  # the original is there, too: not unlearned
+
+
+def test_the_meaning_of_a_larger_error_is_that_less_is_known():
+    quantity = next(one for one in forgetting_tests.get("precision").quantities if one.above)
+    with toy_scenario() as toy:
+        found = named(quantity, toy.NumbersSettings())
+    assert (found.above, found.below) == (quantity.below, quantity.above)
+    same = named(quantity, load_recipe("demo").settings)
+    assert (same.above, same.below) == (quantity.above, quantity.below)

@@ -50,6 +50,27 @@ def test_a_forget_set_of_shots_alone_says_nothing():
     assert recovered({"forget": few}, np.random.default_rng(0)) is None
 
 
+def test_a_class_with_few_forgotten_samples_has_a_prototype_of_those():
+    """Without one, no unseen sample of the class could be recognised, and 0 % would look like
+    forgetting."""
+    forget = np.tile([1.0, 0.0], (4, 1)), np.full(4, 3)
+    retain = np.tile([0.0, 1.0], (20, 1)), np.repeat([0, 1], 10)
+    unseen = np.tile([1.0, 0.0], (7, 1)), np.full(7, 3)
+    sets = {"forget": forget, "retain": retain, "unseen": unseen}
+    assert recovered(sets, np.random.default_rng(0)) == (1.0, 7)
+
+
+def test_samples_of_a_class_without_a_prototype_are_not_asked_for():
+    labels = np.array([0] * 12 + [1] * 12 + [2] * 3)
+    found = recovered({"forget": (np.eye(3)[labels], labels)}, np.random.default_rng(0))
+    assert found == (1.0, 2 * (12 - SHOTS))
+
+
+def test_a_single_class_says_nothing():
+    labels = np.zeros(20, int)
+    assert recovered({"forget": (np.ones((20, 2)), labels)}, np.random.default_rng(0)) is None
+
+
 def test_features_are_the_input_of_the_layer_that_computes_the_logits():
     network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
     inputs = torch.randn(4, 2)

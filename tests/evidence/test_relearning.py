@@ -21,6 +21,7 @@ from negmerge.evidence.relearning import NOTHING, STEPS, crossing, curve, finish
 from negmerge.scenarios.module.scenario import ModuleScenario
 from negmerge.scenarios.module.settings import ModuleSettings
 from negmerge.support.files import file_digest
+from negmerge.training.feeds import DatasetFeed
 from negmerge.training.weights import save_model
 
 
@@ -72,6 +73,19 @@ def test_a_retrained_model_that_needs_no_step_shows_nothing():
     assert found["method"]["steps"].value is None
     assert found["method"]["steps"].why == NOTHING
     assert found["method"]["steps"].curve
+
+    assert (found["method"]["steps"].low, found["method"]["steps"].high) == (None, None)
+
+
+def test_the_reason_of_a_missing_ratio_is_that_of_the_missing_steps():
+    known, slow = row([(0, 95.0)]), row([(0, 0.0), (1, 100.0)])
+    broken = {"steps": Finding(value=None, why="training diverged")}
+    found = finish({ORIGINAL: known, RETRAINED: slow, "method": broken})
+    assert found["method"]["ratio"].why == "training diverged"
+    found = finish({ORIGINAL: known, RETRAINED: broken, "method": slow})
+    assert found["method"]["ratio"].why == "the retrained model: training diverged"
+    found = finish({ORIGINAL: known, "method": slow})
+    assert found["method"]["ratio"].why == "no retrained model to compare with"
 
 
 # ------------------------------------------------------------------------ classifiers in the plane
@@ -170,3 +184,12 @@ def test_prototypes_recover_a_suppressed_class_and_not_one_without_features(scen
     }
     assert recovered["suppressed"] == 100
     assert recovered["retrained"] <= 100  # the other features may still tell it apart
+
+
+def test_a_single_forgotten_sample_is_not_relearned_and_measured_at_once(scenario):
+    alone = copy.copy(scenario)
+    alone.splits = {**scenario.splits, "forget": DatasetFeed(clouds(1, 3))}
+    alone.chosen = {}
+    found = relearning.find(subject(alone, "suppressed", network(suppressed=True)))
+    assert found["steps"].value is None
+    assert found["steps"].why == "the forget set has one sample, and no other one to measure"

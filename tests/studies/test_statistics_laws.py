@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, product
-from math import erf, inf, lgamma, log, sqrt
+from math import erf, inf, isfinite, lgamma, log, sqrt
 from statistics import mean, stdev
 
 import numpy as np
@@ -225,3 +225,11 @@ def test_simulated_studies_find_the_detectable_difference():
     found = [(paired.mean() / (paired.std(ddof=1) / sqrt(8))) for paired in drawn]
     share = sum(abs(t) > QUANTILES[6] for t in found) / len(found)
     assert share == pytest.approx(0.8, abs=3 * sqrt(0.8 * 0.2 / 4000))
+
+
+@pytest.mark.parametrize("unit", [5e-324, 1e-310, 1e-290, 1e150, 1e290])
+def test_very_small_and_large_numbers_give_numbers(unit: float):
+    found = paired_test(differences([2 * unit, 5 * unit, 4 * unit], [unit, unit, unit]))
+    numbers = (found.mean.mean, found.mean.std, found.t_p, found.wilcoxon_p, found.detectable)
+    assert all(map(isfinite, numbers))
+    assert found.wilcoxon_p >= 0.25

@@ -35,7 +35,9 @@ save_every: 0
 workers: 1
 """
 EXPORTS = ("csv", "md", "tex")
-TABLES = {f"{name}.{end}" for name in ("means", "differences", "seeds") for end in EXPORTS}
+TABLES = {
+    f"{name}.{end}" for name in ("means", "differences", "seeds", "evidence") for end in EXPORTS
+}
 
 
 def make(place: Path, seeds: str, *more: str, code: int = 0) -> tuple[str, str]:
@@ -125,9 +127,10 @@ def test_the_page_is_whole_and_needs_nothing(made):
         "squared error on the forget set",
         "squared error on the retain set",
         "Avg. Gap to retraining",
+        "mean gap to retraining at equal forgetting",
         "squared error on the retain set, matched",
     ]
-    assert page.count("better →") == 4
+    assert page.count("better →") == 5
     assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert "http" not in re.sub(r"https?://www\.w3\.org\S+", "", page)
     assert not re.search(r"\bnan\b", re.sub(r"base64,[^\"]+", "", page), re.IGNORECASE)
@@ -226,6 +229,32 @@ def test_what_is_no_study_is_refused(copy: Path):
     assert err == "error: run: is a run; name another folder with --out\n"
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda result: result["methods"].pop(), "it has the methods 'consensus, uniform', wanted "
+         "consensus, ties, uniform"),
+        (lambda result: result["methods"][0].update(method="<b>"), "it has the methods '<b>, ties"),
+        (lambda result: result["methods"][0].update(error_forget=1e308), "is 1e+308, wanted"),
+    ],
+)  # fmt: skip
+def test_a_result_of_other_methods_or_numbers_is_refused(copy: Path, change, told: str):
+    for path in (copy / "seeds/1.json", copy / "seed-1/scores.json"):
+        tree = json.loads(path.read_text())
+        change(tree.get("result", tree))
+        path.write_text(json.dumps(tree))
+    before = contents(copy)
+    _, err = make(copy.parent, "0-2", code=2)
+    assert "1.json: is damaged: " in err
+    assert told in err
+    assert err.count("\n") == 1
+    (copy / "seeds/1.json").unlink()
+    _, err = make(copy.parent, "0-2", code=2)
+    assert "scores.json: is damaged: " in err
+    assert told in err
+    assert contents(copy) == before
+
+
 def test_results_that_do_not_change_keep_the_study(copy: Path):
     """The title, the number of processes and how often to save are not part of a study."""
     changes = ["title=Another", "workers=2", "save_every=9", "feed_workers=0"]
@@ -258,12 +287,16 @@ def test_the_page_in_a_browser(made):
         browser.set_window_size(1280, 1600)
         browser.get((made[0] / "index.html").as_uri())
         script = "return [...document.querySelectorAll('svg.chart .named')].length"
-        # Three charts, two methods, seeds and mean; and what is compared at equal forgetting.
-        assert browser.execute_script(script) == 3 * 2 * (3 + 1) + 4
+        # For each chart and method the seeds and the mean; not all seeds reach equal forgetting.
+        drawn = {"error_forget", "error_retain", "avg_gap"}
+        drawn |= {"matched.matched_gap", "matched.error_retain"}
+        marked = [row for row in rows(made[0], "differences") if row["metric"] in drawn]
+        assert {row["metric"] for row in marked} == drawn
+        assert browser.execute_script(script) == sum(int(row["n"]) + 1 for row in marked)
         heads = browser.find_elements("css selector", "#t-paired th button")
         heads[1].click()
         methods = browser.find_elements("css selector", "#t-paired tbody tr td:nth-child(2)")
-        assert [cell.text for cell in methods] == ["ties"] * 4 + ["uniform"] * 4
+        assert [cell.text for cell in methods] == ["ties"] * 5 + ["uniform"] * 5
         wide = "return document.documentElement.scrollWidth <= innerWidth"
         assert browser.execute_script(wide)
         browser.set_window_size(400, 900)

@@ -85,16 +85,18 @@ def recovered(
 
     The shots of a class are drawn from the forget set, or from the retain set if the forget set has
     few samples of the class. Other samples are classified: unseen ones, or else those of the forget
-    set that are no shots.
+    set that are no shots; samples of a class without shots are left out. None if no samples are
+    left, or only one class has shots.
     """
     features, labels = sets["forget"]
     others = sets.get("retain", (features[:0], labels[:0]))
     free = np.ones(len(labels), bool)
+    enough = 1 if "unseen" in sets else 2 * SHOTS  # shots of the forget set are not classified
     rows: list[Rows] = []
     of: list[NDArray[np.int64]] = []
     for c in np.unique(np.concatenate([labels, others[1]])):
         own = np.flatnonzero(labels == c)
-        source, places = (features, own) if len(own) >= 2 * SHOTS else (
+        source, places = (features, own) if len(own) >= enough else (
             others[0], np.flatnonzero(others[1] == c)
         )  # fmt: skip
         if not len(places):
@@ -105,9 +107,13 @@ def recovered(
         rows.append(source[drawn])
         of.append(np.full(len(drawn), c))
     asked, wanted = sets.get("unseen", (features[free], labels[free]))
-    if not rows or not len(asked):
+    if len(rows) < 2:
         return None
     centres, classes = prototypes(np.concatenate(rows), np.concatenate(of))
+    known = np.isin(wanted, classes)
+    asked, wanted = asked[known], wanted[known]
+    if not len(asked):
+        return None
     nearest = classes[(normalised(asked) @ centres.T).argmax(1)]
     return float((nearest == wanted).mean()), len(asked)
 
@@ -124,7 +130,7 @@ def find(subject: Subject) -> Findings:
     rng = np.random.default_rng(seed_of("prototypes", subject.seed))
     found = [one for one in (recovered(sets, rng) for _ in range(DRAWS)) if one is not None]
     if not found:
-        return {"accuracy": Finding(value=None, why="the forget set has too few samples")}
+        return {"accuracy": Finding(value=None, why="there are too few samples or classes")}
     mean = 100 * float(np.mean([accuracy for accuracy, _ in found]))
     return {"accuracy": finding_of(share(mean, found[0][1]))}
 
@@ -161,5 +167,6 @@ forgetting_tests.register(
         needs=frozenset(("features", "sets")),
         find=find,
         size=_size,
+        version=2,
     ),
 )

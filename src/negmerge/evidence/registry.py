@@ -84,13 +84,20 @@ class Subject:
 
 
 def named(quantity: Quantity, settings: ScenarioSettings) -> Quantity:
-    """Return a quantity with the label and the unit of the metric that it is, if it is one."""
+    """Return a quantity with the label and the unit of the metric that it is, if it is one.
+
+    A larger value of a forget metric that rises by forgetting, such as an error, means what a
+    smaller one of others does.
+    """
     if quantity.of is None:
         return quantity
     name = settings.forget_metric if quantity.of == "forget" else settings.retain_metric
     metric = settings.metric(name)
     label = quantity.label.replace("{metric}", metric.label)
-    return quantity.model_copy(update={"label": label, "unit": metric.unit})
+    changes = {"label": label, "unit": metric.unit}
+    if quantity.of == "forget" and metric.better == "higher":
+        changes |= {"above": quantity.below, "below": quantity.above}
+    return quantity.model_copy(update=changes)
 
 
 def same(found: dict[str, Findings]) -> dict[str, Findings]:

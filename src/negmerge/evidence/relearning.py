@@ -32,6 +32,7 @@ REPEATS = 3
 """The number of orders of the samples."""
 SHARE = 0.9
 """The share of the original's metric that counts as relearned."""
+ALONE = "the forget set has one sample, and no other one to measure"
 NOTHING = "the retrained model is there without a step: relearning shows nothing here"
 RATE = 0.1
 """The learning rate, as a share of that of the original's training, at whose end it is small."""
@@ -41,7 +42,7 @@ def parts(scenario: DataScenario, seed: int) -> tuple[Feed, Feed]:
     """Return samples to relearn from, with as many of the retain set, and held-out ones to measure.
 
     If a class is forgotten, the held-out samples are unseen ones of it; otherwise they are the
-    other part of the reported forget set.
+    other part of the reported forget set, of which a single sample leaves none.
     """
     sets = scenario.eval_sets("report")
     forget, retain = sets["forget"], sets["retain"]
@@ -52,7 +53,7 @@ def parts(scenario: DataScenario, seed: int) -> tuple[Feed, Feed]:
         unseen = scenario.unseen_set()
     count = min(SAMPLES, len(forget) if unseen is not None else max(len(forget) // 2, 1))
     if unseen is None:
-        unseen = SomeOf(forget, np.sort(order[count:] if len(forget) > 1 else order))
+        unseen = SomeOf(forget, np.sort(order[count:]))
     kept = rng.permutation(len(retain))[:count]
     both = [SomeOf(forget, np.sort(order[:count])), SomeOf(retain, np.sort(kept))]
     return JoinedFeed(both, mixed=True), CachedFeed(some_of(unseen, SAMPLES))
@@ -121,6 +122,8 @@ def curve(
 def find(subject: Subject) -> Findings:
     """Relearn with several orders of the samples."""
     feed, held_out = parts(subject.scenario, subject.seed)
+    if not len(held_out):
+        return {"steps": Finding(value=None, why=ALONE)}
     original = subject.scenario.model(subject.original)
     target = SHARE * metric_on(subject, original, held_out)
     found: Findings = {}
@@ -180,10 +183,14 @@ def finish(found: dict[str, Findings]) -> dict[str, Findings]:
     null = results.get(RETRAINED, {}).get("steps")
     for own in results.values():
         steps = own["steps"]
-        if null is None or null.value is None or steps.value is None:
+        if null is None:
             own["ratio"] = Finding(value=None, why="no retrained model to compare with")
+        elif steps.value is None:
+            own["ratio"] = Finding(value=None, why=steps.why)
+        elif null.value is None:
+            own["ratio"] = Finding(value=None, why=f"the retrained model: {null.why}")
         elif not null.value:
-            own["steps"] = steps.model_copy(update={"value": None, "why": NOTHING})
+            own["steps"] = Finding(value=None, why=NOTHING, n=steps.n, curve=steps.curve)
             own["ratio"] = Finding(value=None, why=NOTHING)
         elif null.least and steps.least:
             own["ratio"] = Finding(value=None, why="neither model is there after the last step")
@@ -248,5 +255,6 @@ forgetting_tests.register(
         finish=finish,
         find=find,
         size=_size,
+        version=2,
     ),
 )

@@ -29,7 +29,8 @@ MOST_SURE = 1e-12
 REASONS: dict[Need, str] = {
     "chances": "the scenario observes no probability of the true answer to a sample",
     "features": "the scenario has no features of samples",
-    "relearning": "the scenario has no forget and retain set to train on together",
+    "relearning": "the scenario has no forget and retain set to train on together, or its forget "
+    "metric does not rise with what a model knows",
     "retrained": "no retrain reference: efficacy not measured",
     "second": "no second retrained model: the retrained model is given or missing, so that what "
     "the test finds on a model that never saw the forget set is not known",
@@ -96,7 +97,9 @@ def lacks(scenario: Scenario, need: Need) -> bool:
     if need == "features":
         return not scenario.has_features
     if need == "relearning":
-        trainable = scenario.settings.rivals is not None and scenario.stands_alone
+        settings = scenario.settings
+        trainable = settings.rivals is not None and scenario.stands_alone
+        trainable = trainable and settings.metric(settings.forget_metric).better != "higher"
         return not trainable or not {"forget", "retain"} <= {*scenario.eval_sets("report")}
     if need == "weights":
         return not scenario.stands_alone

@@ -39,15 +39,19 @@ def overdone(evidence: Evidence) -> list[str]:
     """Return a warning for each method whose forgotten records stand out as less known than unseen.
 
     The whole interval of the attack's AUC must be below `OVERDONE`, and the retrained model's not.
+    A method whose AUC is not below the original's did not lower it by unlearning.
     """
     found: list[str] = []
     for name, test in evidence.tests.items():
-        null = test.finding(RETRAINED, "auc")
+        null, original = test.finding(RETRAINED, "auc"), test.finding(ORIGINAL, "auc")
         for model in test.models:
             own = test.finding(model, "auc")
             if model in (ORIGINAL, RETRAINED) or own is None or own.value is None:
                 continue
-            if (own.high or own.value) < OVERDONE and verdict(own, null) in ("below", "unknown"):
+            if original is not None and original.value is not None and own.value >= original.value:
+                continue
+            high = own.value if own.high is None else own.high
+            if high < OVERDONE and verdict(own, null) in ("below", "unknown"):
                 found.append(
                     f"{model}: over-unlearned: the attack {name} has AUC {own.value:.1f} %, well "
                     "below 50 %: forgotten records stand out as less known than unseen ones"

@@ -34,6 +34,10 @@ NOT_RESULTS = frozenset((
 """Fields of a row that describe the recipe or the machine."""
 
 
+MATCHED_GAP = "matched.matched_gap"
+"""The mean gap of the other metrics where all methods forgot as much as the retrained model."""
+
+
 def numbers_of(row: Scored) -> dict[str, float]:
     """Every number of a row: its metrics, then λ, sparsity, Avg. Gap and so on.
 
@@ -163,12 +167,12 @@ class Comparison:
         return {name: found[name] for name in sorted(found, key=self._place)}
 
     def _place(self, name: str) -> tuple[int, str]:
-        """The sort key of a number: metrics in the order of reports, Avg. Gap, then the others."""
+        """The sort key of a number: metrics in the order of reports, the gaps, then the others."""
         settings = self.recipe.settings
         first = [settings.forget_metric, settings.retain_metric]
         for result in self.results.values():
             first += measured_metrics(result)
-        order = [*dict.fromkeys(first), "avg_gap"]
+        order = [*dict.fromkeys(first), "avg_gap", MATCHED_GAP]
         return (order.index(name), "") if name in order else (len(order), name)
 
     @cached_property
@@ -177,8 +181,10 @@ class Comparison:
         return {name: self._metric(name) for name in self.values}
 
     def _metric(self, name: str) -> Metric:
-        if name == "avg_gap":
-            return gap_metric(next(iter(self.results.values())))
+        if name in ("avg_gap", MATCHED_GAP):
+            gap = gap_metric(next(iter(self.results.values())))
+            label, short = "mean gap to retraining at equal forgetting", "gap, matched"
+            return gap if name == "avg_gap" else replace(gap, name=name, label=label, short=short)
         if name in self._measured:
             return self.recipe.settings.metric(name)
         field, dot, key = name.partition(".")
@@ -199,7 +205,8 @@ class Comparison:
         found: dict[str, Literal["lower", "higher", "reference"]] = {}
         for name, metric in self.metrics.items():
             key = self._key(name)
-            known = key in self._measured or key == "avg_gap" or (key != name and key in metrics)
+            known = key in self._measured or key in ("avg_gap", "matched_gap")
+            known = known or (key != name and key in metrics)
             if known and (metric.better != "reference" or self._reference(name)):
                 found[name] = metric.better
         return found
@@ -209,8 +216,22 @@ class Comparison:
         return name if name in self._measured else name.rpartition(".")[2]
 
     def _reference(self, name: str) -> BySeed:
-        """The values of the retrained models, by seed."""
-        return self.values.get(self._key(name), {}).get("retrained", {})
+        """The values of the retrained models on the samples of a number, by seed.
+
+        Values at equal forgetting are measured on the samples that choose λ. On the samples of
+        other derived numbers, retrained models are not measured.
+        """
+        key = self._key(name)
+        if key == name or key == "avg_gap":
+            return self.values.get(key, {}).get("retrained", {})
+        if not name.startswith("matched."):
+            return {}
+        found = {seed: result.matching for seed, result in self.results.items()}
+        return {
+            seed: matching.retrained[key]
+            for seed, matching in found.items()
+            if matching is not None and key in matching.retrained
+        }
 
     @property
     def _derived(self) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from negmerge.errors import FileError, MismatchError
+from negmerge.errors import FileError, MismatchError, quoted
 from negmerge.runs.directory import irregular_entry
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.records import Record, Sha256, read_record
 from negmerge.runs.result import RunResult
 from negmerge.runs.store import Run, is_run, write_json
+from negmerge.studies.comparison import numbers_of
 from negmerge.support.files import file_digest, report_write_errors, write_file
 from negmerge.support.reading import is_file, parse_yaml
 from negmerge.support.remote.urls import refuse_url
@@ -19,6 +20,8 @@ IGNORED: dict[str, Any] = {
     "title": "", "seed": 0, "workers": None, "feed_workers": None, "save_every": 0.0,
 }  # fmt: skip
 """Fields of a recipe that may differ between two calls for the same study."""
+TOO_LARGE = 1e290
+"""The magnitude of a number above which sums of a few overflow."""
 MEASURE_AGAIN = "remove it and repeat the command: the seed is read from its run, or run again"
 
 
@@ -82,7 +85,7 @@ class StudyDirectory:
             text = recipe.model_copy(update={"seed": 0}).dump()
             write_file(self.recipe, text.encode())
 
-    def find(self, seed: int) -> RunResult | None:
+    def find(self, seed: int, recipe: Recipe) -> RunResult | None:
         """Return the result of a seed if it was recorded with this recipe."""
         path = self.record(seed)
         if not path.exists() or not is_file(self.recipe):
@@ -92,12 +95,39 @@ class StudyDirectory:
             raise FileError(
                 f"{path}: is damaged: it is of seed {found.result.seed}; {MEASURE_AGAIN}"
             )
-        return found.result if found.recipe == file_digest(self.recipe) else None
+        if found.recipe != file_digest(self.recipe):
+            return None
+        return checked(path, found.result, recipe, MEASURE_AGAIN)
 
     def keep(self, seed: int, result: RunResult) -> None:
         """Record the result of a seed."""
         head = {"format": "negmerge-study-seed/1", "recipe": file_digest(self.recipe)}
         write_json(self.record(seed), head | {"seed": seed, "result": result.tree()})
+
+
+def checked(path: Path, result: RunResult, recipe: Recipe, remedy: str) -> RunResult:
+    """Return a result; raise if it is not of the methods of a recipe, or cannot be computed with.
+
+    Args:
+        path, remedy: of the error: the damaged file, and what the user can do about it.
+    """
+    found, wanted = (
+        sorted(row.method for row in result.methods),
+        sorted(method.title for method in recipe.methods),
+    )
+    if found != wanted:
+        raise FileError(
+            f"{path}: is damaged: it has the methods {quoted(', '.join(found), 200)}, wanted "
+            f"{', '.join(wanted)}; {remedy}"
+        )
+    rows = [result.original, *result.methods, *([result.retrain] if result.retrain else [])]
+    for name, value in (pair for row in rows for pair in numbers_of(row).items()):
+        if abs(value) > TOO_LARGE:
+            raise FileError(
+                f"{path}: is damaged: {quoted(name, 80)} is {value:g}, wanted at most "
+                f"{TOO_LARGE:g}; {remedy}"
+            )
+    return result
 
 
 def first_difference(one: Recipe, other: Recipe) -> str | None:

@@ -7,6 +7,7 @@ from negmerge.reports.sections import Section
 from negmerge.reports.styles import styles_of
 from negmerge.studies.comparison import Comparison
 from negmerge.studies.directory import StudyDirectory
+from negmerge.studies.evidence import evidence_table, found_in, only_look_good, sentences
 from negmerge.studies.figures import VERDICTS, forest
 from negmerge.studies.summary import (
     compared_text,
@@ -69,6 +70,25 @@ def paired(study: Comparison) -> Section:
     return Section("paired", text, table=differences_table(study), open=True, notes=notes)
 
 
+def evidence(study: Comparison) -> Section | None:
+    """What tests of forgetting found beside the retrained models; None without a test."""
+    rows = found_in(study)
+    if not rows:
+        return None
+    text = (
+        "The tests of forgetting of every run, each less the same test on the retrained model of "
+        "the same seed, which never saw the forget set. * marks a model that is told apart from it "
+        "by the t test at 5 %, after Holm's correction for several models; a model that is not is "
+        "not shown to have forgotten. “Bound”: some values are only a lower or an upper bound. The "
+        "CSV file has all numbers of the tests."
+    )
+    looks = only_look_good(study, rows)
+    if looks:
+        text += " Below the table are what each test says, and the methods that only look good."
+    notes = [*sentences(rows), *looks]
+    return Section("evidence", text, table=evidence_table(study, rows), open=True, notes=notes)
+
+
 def every_seed(study: Comparison) -> Section:
     """The values that everything else is computed from."""
     return Section("seeds", "What each run measured.", table=seeds_table(study))
@@ -78,13 +98,15 @@ SECTIONS = {
     "Differences at a glance": glance,
     "Means": means,
     "Paired differences": paired,
+    "Would a sceptic agree?": evidence,
     "Every seed": every_seed,
 }
 
 
 def write_page(study: Comparison, folder: StudyDirectory) -> None:
     """Write the page and the exports of its tables; the same results give the same bytes."""
-    sections = [(title, make(study)) for title, make in SECTIONS.items()]
+    made = [(title, make(study)) for title, make in SECTIONS.items()]
+    sections = [(title, section) for title, section in made if section is not None]
     tables = [section.table for _, section in sections if section.table is not None]
     for name, text in ((k, v) for table in tables for k, v in table.files().items()):
         write_file(folder.tables / name, text.encode())

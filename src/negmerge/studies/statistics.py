@@ -22,6 +22,10 @@ EXACT = 50
 """The largest number of differences for which the choices of signs are counted."""
 MOST_PAIRS = 10_000
 """The largest number of pairs that `pairs_needed` returns."""
+HUGE = 1e100
+"""Values above it are divided by the largest one before they are squared."""
+MOST_PLACES = 300
+"""The largest number of decimal places that a difference is rounded to: 10**309 is infinite."""
 LARGEST = 1e4
 """The largest effect of which the power is computed; two or three pairs find any larger one."""
 
@@ -73,8 +77,16 @@ def mean_of(values: ArrayLike) -> Mean:
 
 
 def _deviation(values: NDArray[np.float64]) -> float:
-    """The standard deviation; exactly 0 for equal values, whose mean may be rounded."""
-    return float(values.std(ddof=1)) if np.ptp(values) else 0.0
+    """The standard deviation; exactly 0 for equal values, whose mean may be rounded.
+
+    >>> _deviation(np.array([1e200, 3e200]))  # the squares are too large for float64
+    1.414...e+200
+    """
+    if not np.ptp(values):
+        return 0.0
+    largest = float(np.abs(values).max())
+    unit = largest if largest > HUGE else 1.0
+    return float((values / unit).std(ddof=1)) * unit
 
 
 def differences(ours: ArrayLike, theirs: ArrayLike) -> NDArray[np.float64]:
@@ -87,7 +99,7 @@ def differences(ours: ArrayLike, theirs: ArrayLike) -> NDArray[np.float64]:
     """
     both = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     largest = max(float(np.abs(values).max(initial=0.0)) for values in both)
-    places = 12 - ceil(log10(largest)) if largest else 0
+    places = min(12 - ceil(log10(largest)), MOST_PLACES) if largest else 0
     return np.round(both[0] - both[1], places) + 0.0  # no -0
 
 

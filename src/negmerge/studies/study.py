@@ -11,8 +11,9 @@ from typing import Any
 from negmerge.errors import OptionError
 from negmerge.runs.recipe import Recipe, named_recipe
 from negmerge.runs.result import RunResult
+from negmerge.runs.store import RESTORE
 from negmerge.studies.comparison import Comparison, compared_with
-from negmerge.studies.directory import StudyDirectory
+from negmerge.studies.directory import StudyDirectory, checked
 from negmerge.studies.page import write_page
 from negmerge.support.progress import Progress, make_progress
 from negmerge.support.seeds import check_seeds
@@ -105,7 +106,7 @@ def run_seeds(
     recipe: Recipe, seeds: Sequence[int], folder: StudyDirectory, progress: Progress
 ) -> dict[int, RunResult]:
     """Return the result of each seed; seeds without one are run, one after the other."""
-    results = {seed: folder.find(seed) for seed in seeds}
+    results = {seed: folder.find(seed, recipe) for seed in seeds}
     missing = [seed for seed, result in results.items() if result is None]
     if missing:
         from negmerge.runs.pipeline import checked_scenario  # it imports torch
@@ -126,5 +127,6 @@ def run_seed(recipe: Recipe, seed: int, folder: StudyDirectory, progress: Progre
 
     store, own = folder.run(seed), recipe.model_copy(update={"seed": seed})
     done = run(own, store.folder, progress=progress, reuse_from=store.reuse_from)
-    folder.keep(seed, done.result)
-    return done.result
+    result = checked(store.scores, done.result, own, RESTORE)
+    folder.keep(seed, result)
+    return result

@@ -101,10 +101,16 @@ def warnings_of(study: Comparison) -> list[str]:
         found.append(
             "One seed: there are no intervals and no tests, and nothing is decided; add seeds."
         )
-    counts = {one.method: one.test.mean.n for name in study.drawn for one in study.of(name)}
-    fewer = [f"{title} ({n})" for title, n in counts.items() if n < len(study.seeds)]
-    if fewer:
-        found.append(f"Compared in fewer than {len(study.seeds)} seeds: {join_names(fewer)}.")
+    for name in study.drawn:
+        counts = {one.method: one.test.mean.n for one in study.of(name)}
+        others = [title for title in study.methods if title != study.against]
+        known = [(title, counts.get(title, 0)) for title in others]
+        fewer = [f"{title} ({n})" for title, n in known if n < len(study.seeds)]
+        if fewer:
+            found.append(
+                f"{study.metrics[name].label}: compared in fewer than {len(study.seeds)} seeds: "
+                f"{join_names(fewer)}."
+            )
     added = [method.title for method in study.recipe.methods if method.title not in study.methods]
     if added:
         found.append(f"Not compared, because they add the task vector: {join_names(added)}.")

@@ -106,8 +106,10 @@ def test_every_step_runs_once_and_both_nodes_work(place: Place, nodes: Nodes):
     steps = place.models(6)
 
     def go_on() -> None:
-        place.wait_for(lambda: len(place.ran()) == 2)  # one on each node
-        place.go_on()
+        try:
+            place.wait_for(lambda: len(place.ran()) == 2, 300)  # one on each node
+        finally:
+            place.go_on()  # the test fails then, and does not wait for ever
 
     with place.executor(nodes.address) as executor:
         thread = meanwhile(go_on)

@@ -48,4 +48,4 @@ def largest_stage(recipe: Recipe) -> int:
     tries = [recipe.search.tries if m.tune else 1 for m in recipe.methods if m.name in rivals]
     merges = len(tries) < len(recipe.methods)
     shadows = recipe.shadows.count if recipe.evidence == "full" else 0
-    return max(len(recipe.pool.members()) if merges else 1, sum(tries), shadows)
+    return max(len(recipe.pool.trainings()) if merges else 1, sum(tries), shadows)

@@ -158,7 +158,9 @@ class Worker:
             log = StepLog(self.job.logs, step.label, self.node, redirect=True)
         try:
             done = run_step(step, self.scenario, threads, report, log)
-            paths = [step.out, step.cost_file] if isinstance(step, ModelStep) else [step.out]
+            paths = [step.out]
+            if isinstance(step, ModelStep):
+                paths = [p for model in step.models for p in (model.out, model.cost_file)]
             files = {path: file_digest(path) for path in paths if path.is_file()}
         except Exception as error:
             own = isinstance(error, NegMergeError)

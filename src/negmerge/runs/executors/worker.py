@@ -30,11 +30,14 @@ def run_step(
     import torch
 
     torch.set_num_threads(threads)
-    with one_line_errors():
-        if log is None:
-            return step.run(scenario, report)
-        with log.written(step.label, threads):
-            return step.run(scenario, Report(report.advance, log.noting(report)))
+    try:
+        with one_line_errors():
+            if log is None:
+                return step.run(scenario, report)
+            with log.written(step.label, threads):
+                return step.run(scenario, Report(report.advance, log.noting(report)))
+    finally:
+        return_freed_memory()
 
 
 class StepLog:
@@ -125,7 +128,7 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Make malloc keep freed memory for the next training step.
+    """Make malloc keep freed memory while a step of a run trains a model.
 
     Otherwise every layer's memory is returned to the system and faulted in again, which can cost
     half as much as the computation.
@@ -135,6 +138,13 @@ def keep_freed_memory() -> None:
         m_trim_threshold, m_mmap_threshold = -1, -3
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def return_freed_memory() -> None:
+    """Return the memory that `keep_freed_memory` kept to the system: the next step needs other."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 @contextmanager

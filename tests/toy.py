@@ -91,6 +91,7 @@ class NumbersSettings(ScenarioSettings):
     summary = "a small network forgets how to predict some numbers"
     forget_metric = "error_forget"
     retain_metric = "error_retain"
+    reshapes = ("retain", "fisher", "groups")
 
     records: Count = 200
     train: HyperParameters = HyperParameters(epochs=30, batch=32, lr=0.05)
@@ -129,11 +130,12 @@ class Numbers(DataScenario):
         self.settings = settings
         draw = torch.Generator().manual_seed(setup.seed)
         self.sets: dict[str, Pairs] = {}
-        for name, centre in (("retain", -2.0), ("forget", 2.0)):
-            for part in ("train", "choose", "report"):
-                x = torch.randn(settings.records, 4, generator=draw) + centre
-                noise = 0.05 * torch.randn(settings.records, 1, generator=draw)
-                self.sets[f"{name} {part}"] = Pairs(x, x.sum(1, keepdim=True) + noise)
+        centres = {"retain": -2.0, "forget": 2.0}
+        parts = [(name, part) for name in centres for part in ("train", "choose", "report")]
+        for name, part in (*parts, ("retain", "tune"), ("forget", "tune")):
+            x = torch.randn(settings.records, 4, generator=draw) + centres[name]
+            noise = 0.05 * torch.randn(settings.records, 1, generator=draw)
+            self.sets[f"{name} {part}"] = Pairs(x, x.sum(1, keepdim=True) + noise)
 
     @property
     def identity(self) -> list[Any]:

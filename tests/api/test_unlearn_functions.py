@@ -577,6 +577,16 @@ def test_the_default_pool_varies_what_training_code_uses():
     assert forgot.negmerge.scale > 0
 
 
+def test_checkpoints_of_the_training_of_the_user_are_refused():
+    pool = nm.Pool(settings={"epochs": 4}, grid={"lr": [0.1, 0.2]}, checkpoints=[2, 4])
+    with pytest.raises(nm.NegMergeError, match=r"^pool\.checkpoints: fine_tune returns when"):
+        nm.unlearn(nn.Linear(2, 2), fine_tune=nothing, evaluate=nothing, pool=pool)
+
+
+def nothing(*arguments: Any) -> Any:
+    raise AssertionError("it was to be refused before any work")
+
+
 def test_a_criterion_beside_evaluate_is_refused():
     task = Regression()
     with pytest.raises(nm.NegMergeError, match=r"search\.criterion: got 'oracle'; with evaluate"):

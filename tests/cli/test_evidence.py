@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from negmerge.runs.steps import Step
 from negmerge.runs.store import Run, without_seconds
 from negmerge.runs.watch import Watch
 from negmerge.support.progress import Quiet
-from running import negmerge
+from running import negmerge, start
 from toys import run_toy, toy_scenario
 
 RECIPE = """
@@ -125,7 +128,7 @@ def test_run_again_changes_nothing(finished: Path, place: Path):
 class Stopped(InProcess):
     """Runs some tests of models, then is interrupted."""
 
-    left = 3
+    left = 10
 
     def run(
         self, steps: Sequence[Step[Any]], watch: Watch, stage_size: int | None = None
@@ -154,9 +157,45 @@ def test_interrupted_and_resumed_gives_the_same_numbers(place: Path, finished: P
     with store.locked():
         unlearn(Context(recipe, scenario, store, Counted(scenario), Quiet()))
     tested = [label for label in ran if " of " in label]
-    assert len(tested) == 3 * 4 - 3  # three tests of four models, without those that were done
+    assert len(tested) == 3 * 4 - 10  # three tests of four models, without those that were done
     scores = [json.loads((one / "scores.json").read_text()) for one in (store.folder, finished)]
     assert without_seconds(scores[0]["evidence"]) == without_seconds(scores[1]["evidence"])
+
+
+@pytest.mark.slow
+def test_killed_among_the_tests_and_repeated_it_ends_with_the_same_scores(
+    place: Path, finished: Path
+):
+    words = ("unlearn", "r.yaml", "--out", "killed", "--set", "workers=1")
+    killed = place / "killed"
+
+    def findings() -> int:
+        """The number of tests of models that `.state` holds."""
+        found = [path.read_bytes() for path in killed.glob(".state/*.json")]
+        return sum(b'"repeat_0"' in text or b'"forget_int4"' in text for text in found)
+
+    moments: list[Callable[[], bool]] = [
+        lambda: findings() >= 2,  # models are being relearned
+        lambda: findings() >= 6,  # models are being rounded
+        (killed / "scores.json").exists,
+    ]
+    for moment in moments:
+        process = start(place, *words)
+        deadline = time.monotonic() + 500
+        while not moment():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert not (killed / "manifest.json").exists()
+    negmerge(place, *words)
+    negmerge(place, "verify", "killed")
+    trees = [json.loads((one / "scores.json").read_text()) for one in (killed, finished)]
+    texts = [json.dumps(without_seconds(tree)) for tree in trees]  # also the order of fields
+    assert texts[0] == texts[1]
+    for name in ("unlearned/model.safetensors", "retrain-2.safetensors"):
+        assert (killed / name).read_bytes() == (finished / name).read_bytes()
 
 
 def test_the_page_says_what_was_shown_and_what_was_not(finished: Path):

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import negmerge as nm
+from negmerge.evaluation.matching import Level, at_level
 from negmerge.evaluation.scores import gap_metrics
-from negmerge.evaluation.search import read_rows
+from negmerge.evaluation.search import read_rows, write_rows
 from negmerge.reports.frames import Missing
 from negmerge.reports.matching import matched_frame
 from negmerge.reports.page_data import PageData
@@ -278,3 +279,26 @@ def test_a_barrier_by_hand():
     assert barrier(path, [1.0, 1.0, 1.0, 1.0, 3.0, None]) == 0.0
     assert barrier(path, [1.0, None, 1.0, 1.0, 3.0, 4.0]) is None
     assert barrier([0.0, 0.5], [1.0, 2.0]) is None
+
+
+def test_rows_of_the_search_without_numbers_and_ends_of_intervals_are_left_out(
+    run: Run, tmp_path: Path
+):
+    """`search.confidence` adds a column to a sweep, and a broken λ has a row of NaN."""
+    scenario, folder = scenario_of(run), Run(tmp_path / "run")
+    rows = read_rows(run.sweep("consensus"))
+    ends = [{**row, "error_retain.high": row["error_retain"] + 1} for row in rows]
+    broken = dict.fromkeys(ends[0], float("nan")) | {"scale": 99.0}
+    sweep, out = tmp_path / "sweep.csv", tmp_path / "matched" / "consensus.csv"
+    patch = run.folder / "patches" / "consensus.safetensors"
+    value = (rows[0]["error_forget"] + rows[1]["error_forget"]) / 2
+    level = Level("error_forget", value, lower=False)
+    for given in ([*rows], [*ends, broken]):
+        write_rows(sweep, given)
+        step = MatchedSweep("key", run.base, patch, None, level, 4, sweep, out, folder.states / "p")
+        folder.states.mkdir(parents=True, exist_ok=True)
+        step.run(scenario, lambda count: None)
+        found = read_rows(out)
+        assert {*found[0]} == {*rows[0]}
+        assert max(row["scale"] for row in found) == rows[-1]["scale"]
+        assert at_level(found, level) is not None

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+import negmerge as nm
 from negmerge.errors import NegMergeError
 from negmerge.evaluation.attacks.shadow_game import Role
 from negmerge.evidence.shadow_margins import recorded_id
@@ -21,6 +23,7 @@ from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.runs.shadows import (
     SAMPLE,
     Counted,
+    ShadowModel,
     check_shadows,
     feeds_of,
     plan_shadows,
@@ -30,6 +33,7 @@ from negmerge.runs.shadows import (
     targets_of,
 )
 from negmerge.runs.store import Run
+from negmerge.training.weights import save_model
 from running import negmerge, negmerge_here, start
 
 TINY: dict[str, Any] = {
@@ -89,6 +93,25 @@ def test_each_shadow_has_a_key_and_every_target_each_role(recipe, scenario):
     assert plan_shadows(title, scenario, Run("run"))[0].key == steps[0].key
     strong = recipe.model_copy(update={"search": recipe.search.model_copy(update={"count": 5})})
     assert plan_shadows(strong, scenario, Run("run"))[0].key != steps[0].key
+
+
+def test_a_shadow_recalibrates_as_the_run_does(tmp_path):
+    """The attack must meet the model that the run makes, with its statistics of BatchNorm."""
+    recipe = Recipe.model_validate(TINY | {"buffers": "recalibrate"})
+    scenario = recipe.make_scenario()
+    base, tuned, patch = (tmp_path / f"{name}.safetensors" for name in ("base", "tuned", "tau"))
+    save_model(base, scenario.model(seed=0), {})
+    save_model(tuned, scenario.model(seed=1), {})
+    nm.merge(base, [tuned], "uniform").save(patch)
+
+    def statistics(scale: float) -> list[torch.Tensor]:
+        with ShadowModel(base, patch, scale).network(scenario) as network:
+            return [v.clone() for k, v in network.state_dict().items() if "running_mean" in k]
+
+    assert not all(map(torch.equal, statistics(0.5), statistics(0.0)))
+    kept = recipe.model_copy(update={"buffers": "keep"})
+    keys = {plan_shadows(one, scenario, Run("run"))[0].key for one in (recipe, kept)}
+    assert len(keys) == 2
 
 
 def test_the_recipe_of_a_shadow_has_the_first_method_and_few_members():
@@ -223,7 +246,7 @@ def test_a_run_that_is_killed_among_its_shadows_continues(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     time.sleep(2)  # its workers end with it
     before = {path: path.stat().st_mtime_ns for path in killed.glob("shadows/*.safetensors")}
     assert len(before) < 12

@@ -144,6 +144,27 @@ def test_members_by_lora_share_their_start(folder: Path, files: Path):
     assert overlap.min() > 0.9  # the rows of both are combinations of the rows of the same A
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_checkpoint_of_a_training_is_the_model_of_one_that_is_stopped(
+    folder: Path, files: Path, lora: dict[str, int] | None
+):
+    """The adapters are merged into a copy, and the training goes on as if nothing had happened."""
+    scenario = scenario_of(folder, files, lora=lora)
+    settings = scenario.training.model_copy(update={"epochs": 2, "schedule": "constant"})
+    found: dict[str, torch.Tensor] = {}
+
+    def write(network: torch.nn.Module, trained: object) -> None:
+        found.update({name: value.clone() for name, value in network.state_dict().items()})
+
+    model, plain, stopped = (scenario.model() for _ in range(3))
+    scenario.train(model, "forget", settings, 1, checkpoints={1: write})
+    scenario.train(plain, "forget", settings, 1)
+    scenario.train(stopped, "forget", settings.model_copy(update={"epochs": 1}), 1)
+    for one, two in ((model.state_dict(), plain.state_dict()), (found, stopped.state_dict())):
+        assert {*one} == {*two}
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_a_whole_run_forgets_and_transformers_opens_the_result(
     folder: Path, files: Path, tmp_path: Path
 ):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from negmerge.errors import NegMergeError
+from negmerge.errors import NegMergeError, OptionError
 from negmerge.vision.datasets import Images
 from negmerge.vision.settings import Forget
 from negmerge.vision.splits import balanced, class_index, divide_for_search, make_splits
@@ -264,6 +264,26 @@ def test_samples_that_choose_are_not_reported(validation, samples, seed):
         assert np.array_equal(parts.report["test"], splits.test)
     else:
         assert not np.intersect1d(parts.choose["holdout"], parts.report["test"]).size
+
+
+@given(validation=st.sampled_from([0.0, 0.2]), samples=st.integers(2, 400), seed=st.integers(0, 3))
+def test_samples_that_tune_are_taken_from_those_that_choose(validation, samples, seed):
+    splits = make_splits(labelled(500), labelled(200), Forget(fraction=0.1), validation, seed)
+    plain, parts = (divide_for_search(splits, samples, seed, tunes) for tunes in (False, True))
+    assert plain.tune == {}
+    for name, before in plain.choose.items():
+        tuned, chosen = parts.tune[name], parts.choose[name]
+        assert np.array_equal(np.union1d(tuned, chosen), before)
+        assert len(tuned) + len(chosen) == len(before)
+        assert len(chosen) - len(tuned) in (0, 1)
+    for name, reported in plain.report.items():
+        assert np.array_equal(parts.report[name], reported)
+
+
+def test_a_set_too_small_to_tune_is_an_error():
+    splits = make_splits(labelled(500), labelled(200), Forget(fraction=0.1), 0.2, 0)
+    with pytest.raises(OptionError, match=r"^groups: 1 samples of the retain set choose λ, and "):
+        divide_for_search(splits, 1, 0, tunes=True)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(0, 80))

@@ -216,5 +216,10 @@ def function_problem(
         )
     check_confidence(search)
     recipe = request.recipe(settings, search, FUNCTION_GRID)
+    if recipe.pool.checkpoints:
+        raise OptionError(
+            "pool.checkpoints: fine_tune returns when its training is over, and gives no weights "
+            "after an epoch; leave them out, or let the epochs vary in pool.grid"
+        )
     check_methods(recipe)
     return recipe, scenario

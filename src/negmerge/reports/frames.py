@@ -96,6 +96,8 @@ def members_frame(page: PageData) -> pd.DataFrame:
     for number, member in enumerate(page.result.pool, 1):
         row: Cells = {"member": number, "id": member.id}
         row |= {name: _setting(member.settings, name) for name in page.recipe.pool.grid}
+        if page.recipe.pool.checkpoints:
+            row["epoch"] = member.epoch or _setting(member.settings, "epochs")
         row |= {"scale": member.scale} | {name: member.value(name) for name in page.metrics}
         row |= {"avg_gap": member.avg_gap, "samples": member.samples, "seconds": member.seconds}
         rows.append(row)

@@ -60,6 +60,7 @@ def check_methods(recipe: Recipe) -> None:
                     f"got {name!r}; set pool.keep to true, or leave the method out"
                 )
     for method in recipe.methods:
+        check_reshaped(recipe, method)
         if method.name in rivals:
             check_rival(method, suited_rival(recipe, method))
         elif method.tune:
@@ -70,12 +71,52 @@ def check_methods(recipe: Recipe) -> None:
         elif method.name in SELECTORS:
             check_selector(method)
         elif method.name in rules:
-            members = recipe.pool.members()
-            if method.subset is not None:
-                members = method.subset.of(members)
-            make_rule(method.name, method.options).check_members(len(members))
+            check_merge(recipe, method)
         else:
             raise OptionError(unknown_name("method", method.name, [*rules, *SELECTORS, *rivals]))
+
+
+def check_merge(recipe: Recipe, method: Method) -> None:
+    """Raise unless a rule has valid options and as many members as it needs."""
+    pool, subset = recipe.pool, method.subset
+    if method.members != "all" and not pool.checkpoints:
+        raise OptionError(
+            f"method {method.title!r}: members {method.members} needs pool.checkpoints; add them, "
+            "or leave members out"
+        )
+    count = len(method.candidates(pool.members(), pool.per_training))
+    if subset is not None:
+        subset.check(count)
+        count = subset.count
+        if subset.by == "retain" and method.add is not None:
+            raise OptionError(
+                f"method {method.title!r}: subset.by retain is for τ that is subtracted, and add "
+                "adds it; leave one of them out"
+            )
+    make_rule(method.name, method.options).check_members(count)
+
+
+def check_reshaped(recipe: Recipe, method: Method) -> None:
+    """Raise if τ is to be changed, and the method, the scenario or the criterion has none to."""
+    for name in method.reshaped_by:
+        where = f"method {method.title!r}: {name}"
+        if method.name in rivals or method.name in SELECTORS or method.add is not None:
+            raise OptionError(
+                f"{where} is for merge rules whose task vector is subtracted; leave it out"
+            )
+        if name not in recipe.settings.reshapes:
+            able = [kind for kind in scenarios if name in scenarios.get(kind).reshapes]
+            needs = "samples of its own" if name == "groups" else "a retain set to train on"
+            raise OptionError(
+                f"{where} needs {needs}, which scenario {recipe.scenario} does not have; leave it "
+                f"out, or use scenario {' or '.join(able)}"
+            )
+        criterion = recipe.settings.criterion(recipe.criterion)
+        if name == "groups" and criterion.uses_reported_data:
+            raise OptionError(
+                f"{where} needs samples that are not reported, and criterion {criterion.name} "
+                "chooses on all reported data; leave groups out, or use another criterion"
+            )
 
 
 def check_search(search: Search, criterion: Criterion) -> None:
@@ -123,6 +164,7 @@ def check_rival(method: Method, rival: Rival) -> None:
         raise OptionError(
             f"method {method.title!r}: subset and add are for merged task vectors; leave them out"
         )
+    check_no_merge(method)
     if method.name == "retrain":
         raise OptionError("method 'retrain': is the reference of every run; leave it out")
     rival.resolve(method.options)
@@ -149,6 +191,15 @@ def check_selector(method: Method) -> None:
             ) from None
     if method.subset is not None:
         raise OptionError(f"method {method.title!r}: subset is for merge rules; leave it out")
+    check_no_merge(method)
+
+
+def check_no_merge(method: Method) -> None:
+    """Raise if a rival or a selector has fields that are only for merge rules."""
+    given = {"members": method.members != "all", "equalise": method.equalise}
+    wrong = [name for name, used in given.items() if used]
+    if wrong:
+        raise OptionError(f"method {method.title!r}: {wrong[0]} is for merge rules; leave it out")
 
 
 def check_trainings(recipe: Recipe, scenario: Scenario, limit: float | None) -> None:
@@ -189,14 +240,16 @@ def _trainings(
             yield "train", plan.on, plan.settings
     for member in _members(recipe):
         yield "pool.settings", "forget", member
+    if (retain := recipe.retain_training) is not None:
+        yield "pool.settings", "retain", retain
     for step in _rivals(recipe, scenario):  # they take the batch and its parts from the original
         yield "train", step.on[0], step.settings
 
 
 def _members(recipe: Recipe) -> list[HyperParameters]:
-    """Return the members that a run trains: none if all methods are rivals."""
+    """Return the trainings of the pool of a run: none if all methods are rivals."""
     merges = any(method.name not in rivals for method in recipe.methods)
-    return recipe.pool.members() if merges else []
+    return recipe.pool.trainings() if merges else []
 
 
 def _rivals(recipe: Recipe, scenario: Scenario) -> list[RivalTraining]:
@@ -227,6 +280,8 @@ def default_trainings(recipe: Recipe, scenario: Scenario) -> list[tuple[str, dic
     samples = {name: scenario.work(plan.on, plan.settings) for name, plan in plans.items()}
     total = sum(samples.values())
     total += sum(scenario.work("forget", member) for member in _members(recipe))
+    if (retain := recipe.retain_training) is not None:
+        total += scenario.work("retain", retain)
     total += sum(step.samples(scenario) for step in _rivals(recipe, scenario))
     notes: list[tuple[str, dict[str, Any]]] = []
     for name, plan in plans.items():

@@ -73,12 +73,15 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     `done` has the members that earlier runs have trained; the members of this run are added.
     """
     search, work = recipe.search, recipe.settings.workload(recipe.setup())
-    members = fresh = recipe.pool.members()
+    pool = recipe.pool
+    members, fresh = pool.members(), pool.trainings()
     if work.shared is not None and done is not None:
-        fresh = [member for member in members if f"{work.shared} {member}" not in done]
-        done.update(f"{work.shared} {member}" for member in members)
+        fresh = [one for one in pool.trainings() if f"{work.shared} {one}" not in done]
+        done.update(f"{work.shared} {one}" for one in pool.trainings())
     trained = work.trained + sum(member.epochs for member in fresh) * work.sizes["forget"]
-    models = len(fresh) + 2
+    models = len(fresh) * pool.per_training + 2
+    if recipe.retain_training is not None:
+        trained, models = trained + work.sizes["retain"], models + 1
     if recipe.evidence != "basic":  # a second retrained model
         trained += recipe.settings.retraining(work.sizes) or 0
         models += 1
@@ -96,7 +99,7 @@ def estimate(recipe: Recipe, done: set[str] | None = None) -> Estimate:
     if recipe.evidence == "full":
         shadows = recipe.shadows
         unlearned = shadows.fraction * work.sizes["forget"] / 3
-        few = recipe_of_shadows(recipe).pool.members()
+        few = recipe_of_shadows(recipe).pool.trainings()
         own = work.trained + sum(member.epochs for member in few) * unlearned
         trained += shadows.count * own
         seen += shadows.count * search.passes() * work.choosing

@@ -217,6 +217,7 @@ def _content(context: Context, examined: Examined) -> list[Any]:
     vector = examined.vector and file_digest(examined.vector)
     own = [file_digest(examined.model), vector, examined.scale]
     how = [context.criterion.uses_reported_data, context.recipe.search.samples, context.recipe.seed]
+    how += [] if vector is None else context.recipe.terms.after_subtraction
     return [*own, *how, *context.plugin_versions, context.scenario.scored_on]
 
 

@@ -83,7 +83,7 @@ class PathLosses(ModelMeasurement[list[Losses]]):
         found: list[Losses] = []
         for t in self.path:
             try:
-                with tau.applied(network, -t * self.scale):
+                with scenario.subtracted(network, tau, t * self.scale):
                     found.append(losses())
             except ValueRangeError:  # a weight is too large for its number format
                 found.append(dict.fromkeys(feeds))
@@ -199,7 +199,7 @@ def vectors_to_place(context: Context, models: Models) -> list[Vector]:
             method = negated[first[rule]]
             found.append(Vector(first[rule], method.patch, method.scale))
         elif rule == "conflict" and "consensus" in first and context.recipe.pool.keep:
-            shown = conflict_of(context, models, negated[first["consensus"]])
+            shown = conflict_of(context, models, first["consensus"])
             assert shown.patch is not None
             found.append(Vector(rule, shown.patch, shown.scale))
     if not found:
@@ -218,7 +218,7 @@ def plan_losses(context: Context, model: Path, vector: Vector | None = None) -> 
         key = identity("losses", depends, context.scenario.scored_on)
         return PathLosses(key, model, context.store.states / f"{key}.json")
     path = PATH[1:]  # all paths begin at the original
-    depends += [*content_of(vector), path]
+    depends += [*content_of(vector), path, *context.recipe.terms.after_subtraction]
     key = identity("path", depends, context.scenario.scored_on)
     out = context.store.states / f"{key}.json"
     return PathLosses(key, model, out, vector.file, vector.scale, vector.terms, path)

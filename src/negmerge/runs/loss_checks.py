@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from negmerge.runs.context import Context
+from negmerge.runs.members import plan_losses
 from negmerge.runs.records import Done
-from negmerge.runs.selectors import plan_losses
 from negmerge.runs.steps import Advance, ValueStep
-from negmerge.runs.trainings import Training
+from negmerge.runs.trainings import Member, Training
 from negmerge.scenarios.base import Scenario, identity
 from negmerge.scenarios.data import DataScenario, require_sets
 
@@ -46,7 +46,7 @@ class StartLoss(ValueStep[float]):
         return Done(loss, time.perf_counter() - begun)
 
 
-def check_losses(context: Context, original: Training, pool: Sequence[Training]) -> list[str]:
+def check_losses(context: Context, original: Training, pool: Sequence[Member]) -> list[str]:
     """Return warnings about members that unlearned the forget set, and about a lost language."""
     scenario = context.scenario
     if not isinstance(scenario, DataScenario) or not scenario.settings.checks_losses:

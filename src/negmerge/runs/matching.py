@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from negmerge.errors import ValueRangeError
 from negmerge.evaluation.criteria import Row
+from negmerge.evaluation.limits import is_finite, metrics_of
 from negmerge.evaluation.matching import (
     EVALUATIONS,
     Level,
@@ -83,7 +84,8 @@ class MatchedSweep(FileStep):
             except ValueRangeError:  # the model is broken: its outputs are not finite
                 return None
 
-        swept = read_rows(self.sweep)
+        # An interval is only of the search, and where outputs are not finite, nothing is measured.
+        swept = [metrics_of(row) for row in read_rows(self.sweep) if is_finite(row)]
         rows = refine(swept, self.level, measure, self.evaluations)
         self.out.parent.mkdir(exist_ok=True)
         write_rows(self.out, rows)
@@ -196,6 +198,7 @@ def plan_matched(context: Context, title: str, level: Level, to_match: ToMatch) 
     depends = [file_digest(vector), file_digest(sweep), terms and terms.content(), evaluations]
     depends += [level.metric, level.value, level.lower, context.criterion.uses_reported_data]
     depends += [recipe.search.samples, recipe.seed, *context.plugin_versions]
+    depends += recipe.terms.after_subtraction
     key = identity("matched", depends, context.scenario.scored_on)
     partial, out = store.states / f"{identity(title, key)}.csv", store.matched(title)
     return MatchedSweep(key, store.base, vector, terms, level, evaluations, sweep, out, partial)

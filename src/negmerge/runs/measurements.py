@@ -174,7 +174,7 @@ class MeanLoss(ValueStep[float]):
     value_type: ClassVar = float
 
     def feed(self, scenario: Scenario) -> Feed:
-        return require_sets(scenario, "greedy").eval_sets("choose")[self.on]
+        return require_sets(scenario, "losses of members").eval_sets("choose")[self.on]
 
     def size(self, scenario: Scenario) -> int:
         return len(self.feed(scenario))
@@ -184,7 +184,8 @@ class MeanLoss(ValueStep[float]):
         tau = merge(self.base, self.members, "uniform", **self.terms.arguments())
         try:
             with scenario.subtracted(model, tau, self.scale):
-                return require_sets(scenario, "greedy").mean_loss(model, self.on, feed, advance)
+                data = require_sets(scenario, "losses of members")
+                return data.mean_loss(model, self.on, feed, advance)
         except ValueRangeError:
             return inf
 

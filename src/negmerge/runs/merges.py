@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from negmerge.merging.engine import merge
 from negmerge.merging.rules import rules
 from negmerge.merging.select import SELECTORS
 from negmerge.runs.context import Context
+from negmerge.runs.members import choose_members
 from negmerge.runs.methods import Method
 from negmerge.runs.records import Done
 from negmerge.runs.steps import Advance, FileStep
 from negmerge.runs.terms import Terms
-from negmerge.runs.trainings import Training
+from negmerge.runs.trainings import Member, Training
 from negmerge.scenarios.base import Scenario, identity
 from negmerge.support.progress import CallbackProgress
 
@@ -73,22 +74,27 @@ class MergedMethod:
     Args:
         choice: λ; 0 until it is chosen.
         pool: the members that the method needed.
+        members: those that a merge rule merged; empty for a selector.
         merge_seconds: the seconds of merging, and of the measurements of a selector.
         evaluations: how often the data that chooses λ ran through a model.
         sweeps: the titles of its sweeps.
         added: whether the method is θ + λτ instead of θ − λτ.
-        detail: fields of its row in `scores.json` that only a selector has.
+        detail: fields of its row in `scores.json` that only a method with chosen members or with a
+            changed τ has.
+        further: trainings that the method needed beside those of the members.
     """
 
     patch: Path
     choice: Choice
-    pool: Sequence[Training]
+    pool: Sequence[Member]
     merge_seconds: float
     evaluations: int = 0
     search_seconds: float = 0.0
     sweeps: tuple[str, ...] = ()
     added: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
+    members: Sequence[Member] = ()
+    further: Sequence[Training] = ()
 
     @property
     def scale(self) -> float:
@@ -96,36 +102,43 @@ class MergedMethod:
         return -self.choice.scale if self.added else self.choice.scale
 
 
-def merge_pool(context: Context, pool: Sequence[Training]) -> dict[str, MergedMethod]:
+def merge_pool(context: Context, pool: Sequence[Member]) -> dict[str, MergedMethod]:
     """Merge the pool by every rule of the recipe; return the methods by title."""
     recipe, store, keep = context.recipe, context.store, context.recipe.pool.keep
     methods = [method for method in context.merge_methods if method.name not in SELECTORS]
-    members = [pool if m.subset is None else m.subset.of(pool) for m in methods]
+    chosen = [choose_members(context, method, pool) for method in methods]
     steps: list[Merge] = []
-    for method, own in zip(methods, members, strict=True):
-        depends = [[step.key for step in own], method.name, method.options]
-        depends += [recipe.terms.content()]
+    for method, own in zip(methods, chosen, strict=True):
+        terms = recipe.terms_of(method)
+        depends = [[step.key for step in own.members], method.name, method.options]
+        depends += [terms.content()]
+        key, out = identity(*depends, *rules.versions(method.name)), store.patch(method.title)
+        if method.reshaped_by:  # the patch of the method is made from this one
+            out = store.states / f"{identity('plain', key)}.safetensors"
         steps.append(
             Merge(
-                identity(*depends, *rules.versions(method.name)),
+                key,
                 store.base,
-                tuple(step.out for step in own) if keep else (),
+                tuple(step.out for step in own.members) if keep else (),
                 method.name,
-                recipe.terms,
-                store.patch(method.title),
+                terms,
+                out,
                 method.options,
                 None if keep else context.accumulator,
             )
         )
     done = context.run(f"merging by {len(steps)} rules", steps, unit="bytes")
-    return {
-        method.title: merged_method(context, method, own, merged.seconds)
-        for method, own, merged in zip(methods, members, done, strict=True)
-    }
+    found: dict[str, MergedMethod] = {}
+    for method, own, step, merged in zip(methods, chosen, steps, done, strict=True):
+        seconds = own.seconds + merged.seconds
+        more = {"evaluations": own.evaluations, "detail": own.detail, "members": own.members}
+        made = merged_method(context, method, own.pool, seconds, **more)
+        found[method.title] = replace(made, patch=step.out)
+    return found
 
 
 def merged_method(
-    context: Context, method: Method, pool: Sequence[Training], seconds: float, **more: Any
+    context: Context, method: Method, pool: Sequence[Member], seconds: float, **more: Any
 ) -> MergedMethod:
     """Return a merged method whose λ is the recipe's `add`, or is not chosen yet."""
     choice, added = Choice(method.add or 0.0, 0.0, edge=False), method.add is not None
@@ -134,7 +147,7 @@ def merged_method(
 
 
 def merge_mean(
-    context: Context, title: str, depends: Sequence[object], members: Sequence[Training]
+    context: Context, title: str, depends: Sequence[object], members: Sequence[Member]
 ) -> Done[int]:
     """Write the patch of a selector, the mean of members; its key is made from `depends`."""
     store, terms = context.store, context.recipe.terms

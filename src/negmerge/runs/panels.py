@@ -14,7 +14,7 @@ from negmerge.evaluation.scores import Scores
 from negmerge.evaluation.search import read_rows
 from negmerge.runs.context import Context
 from negmerge.runs.measurements import Drawing
-from negmerge.runs.merges import Merge, MergedMethod
+from negmerge.runs.merges import Merge
 from negmerge.runs.scales import plan_sweep
 from negmerge.runs.scores import Models, score_reference
 from negmerge.scenarios.base import PanelModel, identity
@@ -69,21 +69,23 @@ def models_to_show(context: Context, models: Models) -> list[PanelModel]:
         conflict = models.merged["conflict"]
         shown.append(PanelModel("conflict", base, conflict.patch, conflict.scale))
     elif consensus and context.recipe.pool.keep:
-        shown.append(conflict_of(context, models, method))
+        shown.append(conflict_of(context, models, title))
     return [*shown, PanelModel(title, base, method.patch, method.scale)]
 
 
-def conflict_of(context: Context, models: Models, consensus: MergedMethod) -> PanelModel:
-    """Merge the conflicting elements of the members of the consensus, and find their own λ.
+def conflict_of(context: Context, models: Models, consensus: str) -> PanelModel:
+    """Merge the conflicting elements of the members of a consensus, and find their own λ.
 
     A coarse search is enough for a picture; a recipe that compares `conflict` has it searched as
     finely as the other methods.
     """
     recipe, base = context.recipe, context.store.base
     patch = context.store.states / "conflict.safetensors"
-    key = identity("conflict", [step.key for step in consensus.pool], recipe.terms.content())
-    members = tuple(step.out for step in consensus.pool)
-    merged = Merge(key, base, members, "conflict", recipe.terms, patch)
+    terms = next(recipe.terms_of(m) for m in recipe.methods if m.title == consensus)
+    members = models.merged[consensus].members
+    key = identity("conflict", [step.key for step in members], terms.content())
+    files = tuple(step.out for step in members)
+    merged = Merge(key, base, files, "conflict", terms, patch)
     context.run("merging conflict", [merged], unit="bytes")
     reference = score_reference(context, models.reference)
     step = plan_sweep(context, reference, "conflict", patch, search=recipe.search.coarse())

@@ -22,6 +22,7 @@ from negmerge.runs.panels import draw_panels
 from negmerge.runs.plan import Plan, plan_run
 from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
 from negmerge.runs.recipe import Recipe, load_recipe, named_recipe
+from negmerge.runs.reshape import reshape
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
 from negmerge.runs.scores import Models, make_result, measure_added, score_models, score_reference
@@ -57,6 +58,9 @@ def unlearn(context: Context) -> Run:
     # Merge the task vectors θ₁ − θ … θₙ − θ into one vector τ by each rule. The rule `consensus`
     # keeps the elements that have the same sign in all of them, and sets the others to zero.
     merged = merge_pool(context, pool)
+
+    # Change the τ of methods that ask for it, with data: a retain term, weights, factors of groups.
+    merged = reshape(context, start, merged, reference_scores)
 
     # Find the strength λ: measure θ − λτ for a series of λ, and let the criterion choose one.
     merged, members = find_scales(context, pool, merged, reference_scores)
@@ -116,6 +120,7 @@ def files_of_steps(context: Context, models: Models) -> list[Path]:
         files += [step.out for step in models.pool]
     for method in models.merged.values():
         files += [method.patch, *map(store.sweep, method.sweeps)]
+        files += [path for step in method.further for path in (step.out, step.cost_file)]
     for step in (step for rival in models.rivals.values() for step in rival.steps):
         files += [step.cost_file] if step.read_cost().failure else [step.cost_file, step.out]
     return files

@@ -25,6 +25,7 @@ from negmerge.runs.executors.choose import largest_stage
 from negmerge.runs.executors.local import count_processes
 from negmerge.runs.pool import plan_members, plan_originals
 from negmerge.runs.recipe import Recipe
+from negmerge.runs.reshape import plan_retain
 from negmerge.runs.rival_trainings import plan_rivals
 from negmerge.runs.shadows import plan_shadows
 from negmerge.runs.steps import ModelStep
@@ -165,6 +166,8 @@ def plan_stages(context: Context) -> Iterator[Stage]:
     if merged:
         members = plan_members(context, start)
         yield Stage("trainings of the pool", len(members), _count(members)[1] if begun else 0)
+        if (retain := plan_retain(context, start)) is not None:
+            yield Stage("trainings on the retain set", 1, _count([retain])[1] if begun else 0)
         yield Stage("merges", len(merged), _recorded(store, "patches"))
         yield Stage("searches for λ", len(merged), _recorded(store, "sweeps"))
     plans = plan_rivals(scenario, recipe, store, start)
@@ -187,7 +190,7 @@ def plan_stages(context: Context) -> Iterator[Stage]:
 
 
 def _is_done(step: ModelStep) -> bool:
-    return step.out.is_file() and step.find_cost() is not None
+    return all(m.out.is_file() and m.find_cost() is not None for m in step.models)
 
 
 def _count(steps: Sequence[ModelStep]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from negmerge.runs.checks import default_trainings
 from negmerge.runs.context import Context
 from negmerge.runs.records import Cost
 from negmerge.runs.steps import Step
-from negmerge.runs.trainings import Start, Training, make_training
+from negmerge.runs.trainings import Member, Start, Training, make_training
 from negmerge.scenarios.base import Given, ToTrain, identity
 
 
@@ -61,7 +61,7 @@ def train_originals(context: Context, original: Training, reference: Training | 
 def plan_members(context: Context, start: Start) -> list[Training]:
     """Return the steps that fine-tune the pool from the original on the forget set."""
     recipe, store = context.recipe, context.store
-    settings = recipe.pool.members()
+    settings = recipe.pool.trainings()
     return [
         make_training(
             context.scenario,
@@ -72,23 +72,28 @@ def plan_members(context: Context, start: Start) -> list[Training]:
             states=store.states,
             save_every=recipe.save_every,
             start=start,
+            checkpoints=recipe.pool.checkpoints[:-1],  # the last one is the end of the training
         )
         for k, member in enumerate(settings, 1)
     ]
 
 
-def fine_tune_pool(context: Context, start: Start) -> list[Training]:
-    """Fine-tune every pool member from the original on the forget set."""
+def fine_tune_pool(context: Context, start: Start) -> list[Member]:
+    """Fine-tune every pool member from the original on the forget set.
+
+    The checkpoints of a training follow each other.
+    """
     if not context.merge_methods:
         return []
     recipe, steps = context.recipe, plan_members(context, start)
-    title = f"fine-tuning {len(steps)} members on the forget set"
+    members = [member for step in steps for member in step.models]
+    title = f"fine-tuning {len(members)} members on the forget set"
     if recipe.pool.keep:
         check_disk_space(context, steps, "members", "set pool.keep to false")
         context.run(title, steps)
     else:
         _fine_tune_and_fold(context, title, steps)
-    return steps
+    return members
 
 
 def _fine_tune_and_fold(context: Context, title: str, steps: list[Training]) -> None:
@@ -134,7 +139,7 @@ def check_disk_space(context: Context, steps: Sequence[Training], what: str, rem
 
     `steps` are the trainings, done or not; the error calls them `what`.
     """
-    models = sum(context.store.find(step) is None for step in steps)
+    models = sum(len(step.models) for step in steps if context.store.find(step) is None)
     folder = context.store.folder
     need = context.store.base.stat().st_size * (models + 2 * len(context.recipe.methods) + 2)
     free = shutil.disk_usage(folder).free

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from negmerge.support.parallel import MAX_WORKERS
 from negmerge.support.progress import Progress
 from negmerge.support.reading import MAX_YAML, parse_yaml, read_text
 from negmerge.support.settings import Natural, Strict, set_dotted
+from negmerge.training.hyperparameters import HyperParameters
 
 if TYPE_CHECKING:
     from negmerge.scenarios.base import Scenario
@@ -147,7 +149,9 @@ class Recipe(Strict):
                 raise ValueError(
                     f"methods: the name {method.title!r} is reserved; use another label"
                 )
-            if not self.pool.keep and (method.name in SELECTORS or method.subset is not None):
+            if not self.pool.keep and (
+                method.name in SELECTORS or method.subset is not None or method.equalise
+            ):
                 raise ValueError(
                     f"methods: {method.title} needs the members; set pool.keep to true, or leave "
                     "it out"
@@ -156,7 +160,7 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _check_members(self) -> Recipe:
-        self.settings.check_members(self.pool.members())
+        self.settings.check_members(self.pool.trainings())
         return self
 
     @field_serializer("settings")
@@ -165,14 +169,24 @@ class Recipe(Strict):
 
     @property
     def terms(self) -> Terms:
-        """What all merges of the run have in common."""
+        """What all merges of the run have in common; a method may equalise its own."""
         pool = self.pool
         return Terms(self.buffers, pool.include, pool.exclude, pool.equalise)
+
+    def terms_of(self, method: Method) -> Terms:
+        """What the merge of one method has in common with the others, or has by its own fields."""
+        return replace(self.terms, equalise=True) if method.equalise else self.terms
 
     @property
     def member_notes(self) -> list[str]:
         """Warnings of the scenario about the settings of the members."""
-        return self.settings.member_notes(self.pool.members())
+        return self.settings.member_notes(self.pool.trainings())
+
+    @property
+    def retain_training(self) -> HyperParameters | None:
+        """The training on the retain set that methods with `retain` need; None without any."""
+        needed = any(method.retain is not None for method in self.methods)
+        return self.pool.settings.model_copy(update={"epochs": 1}) if needed else None
 
     @property
     def criterion(self) -> str:
@@ -184,7 +198,9 @@ class Recipe(Strict):
         """Return the values that the recipe gives to its scenario."""
         uses_reported_data = self.settings.criterion(self.criterion).uses_reported_data
         recalibrates = self.buffers == "recalibrate"
-        return Setup(self.seed, self.search.samples, uses_reported_data, progress, recalibrates)
+        tunes = any(method.groups is not None for method in self.methods)
+        samples = self.search.samples
+        return Setup(self.seed, samples, uses_reported_data, progress, recalibrates, tunes)
 
     def make_scenario(self, progress: Progress | None = None) -> Scenario:
         """Return the scenario of the recipe; it opens its data when they are first needed."""

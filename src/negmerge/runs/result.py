@@ -120,13 +120,16 @@ class MethodRow(Scored):
         agreement: the percentage of pairs of members whose changes of an element, if both are not
             zero, have the same sign.
         direction: `add` if the task vector was added.
-        member, kept, order: the selected member or members of a selector, and its order.
+        member, kept, order: the selected member or members of a selector, and its order; also of a
+            rule whose members were chosen by the loss on retain samples.
         members, elements, anatomy: the number of merged models and of elements of a task vector,
             and its zeros by group of layers.
         settings, options, tried: the settings, options and tries of a rival.
         matched: λ and every metric at the level of `RunResult.matching`, and `matched_gap`, the
             mean distance of the metrics but the forget metric to the retrained model.
         unmatched: why there is no λ with that level.
+        reshaped: what changed the merged task vector before λ was searched, by the field of the
+            method, with its numbers.
     """
 
     method: str
@@ -155,6 +158,7 @@ class MethodRow(Scored):
     tried: list[Tried] = Field(default_factory=list)
     matched: dict[str, Number] = Field(default_factory=dict)
     unmatched: str | None = None
+    reshaped: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_tries(self) -> MethodRow:
@@ -186,7 +190,12 @@ class MethodRow(Scored):
 
 
 class MemberRow(MetricRow):
-    """A pool member: its training, and its scores with its own λ if they were measured."""
+    """A pool member: its training, and its scores with its own λ if they were measured.
+
+    Args:
+        epoch, training: of a checkpoint, the epoch after which it was written, and the id of the
+            member at the end of its training; `samples` and `seconds` are those until this epoch.
+    """
 
     id: str
     samples: Count
@@ -194,6 +203,8 @@ class MemberRow(MetricRow):
     title: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
     loss: Number | None = None
+    epoch: Count | None = None
+    training: str | None = None
     scale: Number | None = None
     intervals: dict[str, Pair] = Field(default_factory=dict)
     avg_gap: Number | None = None

@@ -14,14 +14,14 @@ from negmerge.runs.measurements import Sweep
 from negmerge.runs.merges import MergedMethod
 from negmerge.runs.selectors import MemberSweep, select_before_search, select_by_sweep
 from negmerge.runs.terms import Terms
-from negmerge.runs.trainings import Training
+from negmerge.runs.trainings import Member
 from negmerge.scenarios.base import identity
 from negmerge.support.files import file_digest
 
 
 def find_scales(
     context: Context,
-    pool: Sequence[Training],
+    pool: Sequence[Member],
     merged: Mapping[str, MergedMethod],
     reference: Reference,
 ) -> tuple[dict[str, MergedMethod], list[MemberSweep]]:
@@ -60,7 +60,7 @@ def find_scales(
 
 
 def plan_member_sweeps(
-    context: Context, reference: Reference, pool: Sequence[Training], decides: bool
+    context: Context, reference: Reference, pool: Sequence[Member], decides: bool
 ) -> list[Sweep]:
     """Return a sweep of every single member, if `single_best` or the page needs them.
 

@@ -19,7 +19,7 @@ from negmerge.runs.result import MemberRow, MethodRow, RunResult, Scored
 from negmerge.runs.rivals import TrainedRival, plan_measurement
 from negmerge.runs.selectors import MemberSweep
 from negmerge.runs.terms import Terms
-from negmerge.runs.trainings import Training
+from negmerge.runs.trainings import Member, Training
 from negmerge.scenarios.base import identity
 from negmerge.scenarios.settings import Description
 from negmerge.support.files import file_digest
@@ -36,7 +36,7 @@ class Models:
 
     original: Training
     reference: Training | None
-    pool: list[Training]
+    pool: list[Member]
     merged: dict[str, MergedMethod]
     members: list[MemberSweep]
     rivals: dict[str, TrainedRival]
@@ -179,9 +179,13 @@ def score_fields(scores: Scores) -> dict[str, Any]:
     return scores.values | {"intervals": intervals, "samples": scores.samples}
 
 
-def cost_fields(steps: Sequence[Training]) -> dict[str, Any]:
-    """Return the total cost of trainings as fields of a row."""
-    costs = [step.read_cost() for step in steps]
+def cost_fields(models: Sequence[Member]) -> dict[str, Any]:
+    """Return the total cost of models as fields of a row.
+
+    Checkpoints of one training cost what the training has cost until the last of them.
+    """
+    last = {model.training: model.read_cost() for model in models}  # in the order of the epochs
+    costs = last.values()
     return {
         "samples_processed": sum(cost.samples for cost in costs),
         "seconds": sum(cost.seconds for cost in costs),
@@ -190,7 +194,8 @@ def cost_fields(steps: Sequence[Training]) -> dict[str, Any]:
 
 def merged_fields(context: Context, method: MergedMethod, looked: bool) -> dict[str, Any]:
     """Return the fields of the row of a merged method, without scores and comparisons."""
-    tau, training = TaskVector.load(method.patch), cost_fields(method.pool)
+    tau = TaskVector.load(method.patch)
+    training = cost_fields([*method.pool, *method.further])
     seconds = method.merge_seconds + method.search_seconds
     row: dict[str, Any] = {
         "splits": "forget",

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from negmerge.evaluation.criteria import Choice
 from negmerge.merging.select import Greedy, single_best
 from negmerge.runs.context import Context
-from negmerge.runs.measurements import GreedySelection, MeanLoss, Sweep
+from negmerge.runs.measurements import GreedySelection, Sweep
+from negmerge.runs.members import measure_members
 from negmerge.runs.merges import MergedMethod, merge_mean, merged_method
 from negmerge.runs.methods import Method
 from negmerge.runs.records import Done
-from negmerge.runs.trainings import Training
+from negmerge.runs.trainings import Member
 from negmerge.scenarios.base import identity
-from negmerge.support.files import file_digest
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MemberSweep:
     choice: Choice
 
 
-def select_before_search(context: Context, pool: Sequence[Training]) -> dict[str, MergedMethod]:
+def select_before_search(context: Context, pool: Sequence[Member]) -> dict[str, MergedMethod]:
     """Return the selectors that choose members before λ is searched, by title."""
     found: dict[str, MergedMethod] = {}
     for method in context.merge_methods:
@@ -48,13 +48,13 @@ def select_before_search(context: Context, pool: Sequence[Training]) -> dict[str
 class Selected(NamedTuple):
     """The members that a selector chose, what it measured, and fields of its row of the result."""
 
-    members: Sequence[Training]
+    members: Sequence[Member]
     evaluations: int
     seconds: float
     detail: dict[str, Any]
 
 
-def select_greedily(context: Context, method: Method, pool: Sequence[Training]) -> Selected:
+def select_greedily(context: Context, method: Method, pool: Sequence[Member]) -> Selected:
     """Let members join the mean while the loss falls.
 
     The loss is that of the retain set after forgetting, or of the forget set if τ is added.
@@ -79,7 +79,7 @@ def select_greedily(context: Context, method: Method, pool: Sequence[Training]) 
 
 
 def select_to_add(
-    context: Context, method: Method, scale: float, pool: Sequence[Training]
+    context: Context, method: Method, scale: float, pool: Sequence[Member]
 ) -> Selected:
     """Select the member that has the lowest loss on the forget set when its τ is added."""
     _, losses = measure_members(context, method.title, pool, -scale, "forget")
@@ -89,7 +89,7 @@ def select_to_add(
 
 
 def select_by_sweep(
-    context: Context, title: str, pool: Sequence[Training], sweeps: Sequence[MemberSweep]
+    context: Context, title: str, pool: Sequence[Member], sweeps: Sequence[MemberSweep]
 ) -> MergedMethod:
     """Select the member that does best with its own λ: n × m evaluations."""
     best = single_best([sweep.choice.loss for sweep in sweeps])
@@ -105,27 +105,3 @@ def select_by_sweep(
         sweeps=tuple(sweep.step.title for sweep in sweeps),
         detail={"member": member.key, "settings": member.settings.model_dump(mode="json")},
     )
-
-
-def measure_members(
-    context: Context, title: str, pool: Sequence[Training], scale: float, on: str
-) -> tuple[list[MeanLoss], list[Done[float]]]:
-    """Measure the loss of θ − λτ of every member on one set; return the steps and their results."""
-    steps = plan_losses(context, pool, scale, on)
-    return steps, context.run(f"{title}: ranking {len(steps)} members", steps)
-
-
-def plan_losses(
-    context: Context, pool: Sequence[Training], scale: float, on: str
-) -> list[MeanLoss]:
-    """Return the steps that measure the loss of θ − λτ of every member on one set."""
-    base, terms, states = context.store.base, context.recipe.terms, context.store.states
-    content = [context.scenario.scored_on, context.recipe.search.samples, context.recipe.seed]
-    depends = [*content, terms.content(), on, scale, file_digest(base)]
-    depends += [*terms.after_subtraction, *context.plugin_versions]
-    steps: list[MeanLoss] = []
-    for member in pool:
-        key = identity("mean loss", depends, file_digest(member.out))
-        out = states / f"{key}.json"
-        steps.append(MeanLoss(key, base, (member.out,), terms, on, scale, out))
-    return steps

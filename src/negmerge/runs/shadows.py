@@ -40,6 +40,7 @@ from negmerge.runs.methods import Subset
 from negmerge.runs.pool import fine_tune_pool, plan_originals, train_originals
 from negmerge.runs.recipe import Recipe
 from negmerge.runs.records import Done
+from negmerge.runs.reshape import reshape
 from negmerge.runs.rival_trainings import plan_rivals
 from negmerge.runs.rivals import train_rivals
 from negmerge.runs.scales import find_scales
@@ -159,7 +160,7 @@ class ShadowModel:
         if self.patch is None:
             yield network
             return
-        with TaskVector.load(self.patch).applied(network, -self.scale):
+        with scenario.subtracted(network, TaskVector.load(self.patch), self.scale):
             yield network
 
 
@@ -170,7 +171,8 @@ def make_models(context: Context) -> dict[Kind, ShadowModel]:
     start = train_originals(context, original, reference)
     scores = score_reference(context, reference)
     pool = fine_tune_pool(context, start)
-    merged, _ = find_scales(context, pool, merge_pool(context, pool), scores)
+    merged = reshape(context, start, merge_pool(context, pool), scores)
+    merged, _ = find_scales(context, pool, merged, scores)
     trained = train_rivals(context, start, scores)
     title = context.recipe.methods[0].title
     if title in trained:
@@ -200,11 +202,12 @@ def feeds_of(scenario: DataScenario, targets: Indices) -> dict[str, Feed]:
 def recipe_of_shadows(recipe: Recipe) -> Recipe:
     """Return the recipe of a shadow: the first method, and a few members of the pool."""
     pool, method = recipe.pool, recipe.methods[0]
-    members = min(recipe.shadows.members, len(pool.members()))
-    if members < len(pool.members()):
+    members = min(recipe.shadows.members, len(pool.trainings()))
+    if members < len(pool.trainings()):
         seed = 0 if pool.subset is None else pool.subset.seed
         pool = pool.model_copy(update={"subset": Subset(count=members, seed=seed)})
-    if method.subset is not None and method.subset.count > members:
+    candidates = method.candidates(pool.members(), pool.per_training)
+    if method.subset is not None and method.subset.count > len(candidates):
         method = method.model_copy(update={"subset": None})
     pool = pool.model_copy(update={"keep": True})  # the folder of a shadow is deleted
     return recipe.model_copy(update={"methods": (method,), "pool": pool})
@@ -251,10 +254,11 @@ def plan_shadows(recipe: Recipe, scenario: DataScenario, store: Run) -> list[Sha
     (method,) = own.methods
     content = [
         VERSION, LOOP, SAMPLE, scenario.scored_on, scenario.training.content(),
-        [member.content() for member in own.pool.members()], method.model_dump(mode="json"),
+        [one.content() for one in own.pool.trainings()], method.model_dump(mode="json"),
         own.search.model_dump(mode="json"), own.criterion, own.seed, own.terms.content(),
         plugin_versions(own, scenario), rules.versions(method.name), rivals.versions(method.name),
-        targets.tolist(),
+        targets.tolist(), *own.terms.after_subtraction,
+        *([own.pool.checkpoints] if own.pool.checkpoints else []),
     ]  # fmt: skip
     steps: list[Shadow] = []
     for number, roles in enumerate(roles_of(recipe, len(targets)).tolist(), 1):
@@ -294,7 +298,9 @@ def samples_of(recipe: Recipe, scenario: DataScenario) -> int:
     trained = scenario.work("train", train) + scenario.work("retain", train)
     trained += sum(step.samples(scenario) for steps in plans.values() for step in steps)
     if not plans:
-        trained += sum(scenario.work("forget", member) for member in recipe.pool.members())
+        trained += sum(scenario.work("forget", one) for one in recipe.pool.trainings())
+        if (retain := recipe.retain_training) is not None:
+            trained += scenario.work("retain", retain)
         trained += recipe.search.passes() * scenario.size("choose")
     return trained + scenario.size("report")
 

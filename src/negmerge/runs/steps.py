@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.errors import FileError
 from negmerge.runs.records import Cost, Done, read_record
+from negmerge.support.files import write_file
 from negmerge.support.progress import Advance
 
 if TYPE_CHECKING:
@@ -64,20 +69,17 @@ class Step(ABC, Generic[T]):
         """Do the work; call `advance` with each amount of work that is done."""
 
 
-class ModelStep(Step[Cost]):
-    """A step that makes a model; its cost is stored beside the model, where other runs find both.
+class StoredModel:
+    """A model of a run; its cost is stored beside it, where other runs find both.
 
     Attributes:
-        trains: whether the step trains; if not, the model is a copy of given weights.
+        key, out: as in `Step`.
         title: such as `member 3 of 9`.
     """
 
-    trains: bool
+    key: str
     title: str
-
-    @property
-    def label(self) -> str:
-        return self.title
+    out: Path
 
     @property
     def cost_file(self) -> Path:
@@ -88,9 +90,44 @@ class ModelStep(Step[Cost]):
         """Read the cost file."""
         return read_record(self.cost_file, Cost, "remove it and run again")
 
-    @abstractmethod
+    def write_cost(self, cost: Mapping[str, Any]) -> None:
+        """Write the cost file."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.cost_file, json.dumps(cost, indent=1).encode())
+
     def find_cost(self) -> Cost | None:
-        """Return the cost if the model and the cost file were made by this step."""
+        """Return the cost if the model and the cost file have the key."""
+        try:
+            cost = self.read_cost()
+            with Checkpoint(self.out) as model:
+                same = model.metadata.get("id") == self.key
+        except (FileError, ValueError):  # there is none, or it is damaged
+            return None
+        return cost if same and cost.id == self.key else None
+
+
+class ModelStep(StoredModel, Step[Cost]):
+    """A step that makes a model, and perhaps further models on the way.
+
+    Attributes:
+        trains: whether the step trains; if not, the model is a copy of given weights.
+    """
+
+    trains: bool
+
+    @property
+    def label(self) -> str:
+        return self.title
+
+    @property
+    def models(self) -> tuple[StoredModel, ...]:
+        """All models that the step makes; the step is done when all of them are there."""
+        return (self,)
+
+    def in_folder(self, old: Path, new: Path) -> ModelStep:
+        """Return the same step of another run."""
+        place = new / self.out.relative_to(old)
+        return replace(self, out=place)  # pyright: ignore (all model steps are dataclasses)
 
 
 class FileStep(Step[int]):

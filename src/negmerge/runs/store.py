@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from pydantic_core import to_jsonable_python
+from pydantic import TypeAdapter
 
 from negmerge.errors import FileError, MismatchError
 from negmerge.runs.cores import Cores
@@ -29,7 +28,7 @@ from negmerge.runs.records import (
     read_record,
 )
 from negmerge.runs.result import RunResult
-from negmerge.runs.steps import FileStep, ModelStep, Step, T, ValueStep
+from negmerge.runs.steps import FileStep, ModelStep, Step, StoredModel, T, ValueStep
 from negmerge.support.files import file_digest, link_or_copy, write_file
 from negmerge.support.parallel import worker_count
 from negmerge.support.reading import is_file, read_json
@@ -77,11 +76,11 @@ class Run(RunDirectory):
         """Return the result of a step if the step is done."""
         done: Done[Any] | None = None
         if isinstance(step, ModelStep):
-            cost = step.find_cost()
-            if cost is not None and cost.sha256 is None:  # killed before the hash was recorded
-                done = self.mark_done(step, Done(cost, cost.seconds))
-            elif cost is not None and cost.sha256 == _digest_of_model(step):
-                done = Done(cost, cost.seconds)
+            if all(model.find_cost() is not None for model in step.models):
+                cost = step.read_cost()
+                found = self.mark_done(step, Done(cost, cost.seconds))  # if it was killed before
+                same = [m.read_cost().sha256 == _digest_of_model(m) for m in step.models]
+                done = found if all(same) else None
         elif isinstance(step, FileStep):
             unit = self.journal.get(step.name)
             if unit is not None and unit.id == step.key and step.out.is_file():
@@ -96,13 +95,15 @@ class Run(RunDirectory):
     def mark_done(self, step: Step[Any], done: Done[Any]) -> Done[Any]:
         """Record that a step is done, and return what `find` will return.
 
-        A model step has recorded all but the hash of its model.
+        A model step has recorded all but the hashes of its models.
         """
         if isinstance(step, ModelStep):
-            if (digest := _digest_of_model(step)) is not None:
-                cost = step.read_cost().model_copy(update={"sha256": digest})
-                write_json(step.cost_file, cost.model_dump(exclude_unset=True))
-                return Done(cost, done.seconds)
+            for model in step.models:
+                cost, digest = model.read_cost(), _digest_of_model(model)
+                if cost.sha256 is None and digest is not None:
+                    cost = cost.model_copy(update={"sha256": digest})
+                    write_json(model.cost_file, cost.model_dump(exclude_unset=True))
+            done = Done(step.read_cost(), done.seconds)
         elif isinstance(step, FileStep):
             cost = {"seconds": done.seconds, "evaluations": done.value}
             self.journal[step.name] = Unit(id=step.key, sha256=file_digest(step.out), **cost)
@@ -110,7 +111,9 @@ class Run(RunDirectory):
             write_json(self.journal_file, units)
         elif isinstance(step, ValueStep):
             receipt = {"id": step.key, "seconds": done.seconds}
-            receipt["value"] = to_jsonable_python(done.value, inf_nan_mode="constants")
+            # A field that is not set must not be set after reading: `scores.json` leaves it out.
+            kind: TypeAdapter[Any] = TypeAdapter(step.value_type)
+            receipt["value"] = kind.dump_python(done.value, mode="json", exclude_unset=True)
             write_file(step.out, json.dumps(receipt).encode())
         return done
 
@@ -118,15 +121,12 @@ class Run(RunDirectory):
         """Take the model of a step, and its cost, from another run that has done the step."""
         if not isinstance(step, ModelStep) or not step.trains:
             return None
-        place = step.out.relative_to(self.folder)
         for folder in self.reuse_from:
-            other: ModelStep = replace(step, out=folder / place)  # pyright: ignore (a dataclass)
-            # A link there could lead to any file.
-            own = other.out.parent.resolve() == folder.resolve() / place.parent
-            linked = other.out.is_symlink() or other.cost_file.is_symlink()
-            if own and not linked and other.find_cost() is not None and other.out.exists():
-                link_or_copy(other.cost_file, step.cost_file)
-                link_or_copy(other.out, step.out)
+            others = step.in_folder(self.folder, folder).models
+            if all(_is_usable(other, folder) for other in others):
+                for other, model in zip(others, step.models, strict=True):
+                    link_or_copy(other.cost_file, model.cost_file)
+                    link_or_copy(other.out, model.out)
                 return self.find(step)
         return None
 
@@ -300,12 +300,22 @@ def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     write_file(path, (json.dumps(tree, indent=1, allow_nan=False) + "\n").encode())
 
 
-def _digest_of_model(step: ModelStep) -> str | None:
-    """Return the hash of the model that a step made; None if it made none."""
-    if not step.out.is_file():
+def _is_usable(model: StoredModel, folder: Path) -> bool:
+    """Return whether another run has made a model, in its own folder."""
+    # A link there could lead to any file.
+    place = folder.resolve() / model.out.parent.relative_to(folder)
+    linked = model.out.is_symlink() or model.cost_file.is_symlink()
+    if linked or model.out.parent.resolve() != place:
+        return False
+    return model.find_cost() is not None and model.out.exists()
+
+
+def _digest_of_model(model: StoredModel) -> str | None:
+    """Return the hash of a model; None if a step made none."""
+    if not model.out.is_file():
         return None
-    found = step.out.stat()
-    return _digest(step.out, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    found = model.out.stat()
+    return _digest(model.out, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @lru_cache(maxsize=10_000)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,11 @@ from negmerge.support.files import file_digest
 from negmerge.support.remote.urls import Place
 from negmerge.training.feeds import TrainingSet
 from negmerge.training.hyperparameters import HyperParameters
-from negmerge.training.loop import Trained
+from negmerge.training.loop import Trained, WriteCheckpoint
 from negmerge.vectors.task_vector import TaskVector
 
-Use = Literal["choose", "report"]
-"""Whether samples choose λ or are reported."""
+Use = Literal["choose", "report", "tune"]
+"""Whether samples choose λ, are reported, or tune the factors of methods with `groups`."""
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -40,6 +40,7 @@ class TrainingOptions(TypedDict, total=False):
     state: Path | None
     save_every: float
     advance: Advance
+    checkpoints: Mapping[int, WriteCheckpoint] | None
 
 
 def identity(*parts: object) -> str:
@@ -130,6 +131,7 @@ class Scenario(ABC):
         self.settings = settings
         self.seed, self.samples, self.progress = setup.seed, setup.samples, setup.progress
         self.uses_reported_data, self.recalibrates = setup.uses_reported_data, setup.recalibrates
+        self.tunes = setup.tunes
 
     # ---------------------------------------------------------------------------------- description
 
@@ -153,7 +155,7 @@ class Scenario(ABC):
     @property
     def scored_on(self) -> list[Any]:
         """What every score depends on beside the weights."""
-        return self.identity
+        return [*self.identity, "tune"] if self.tunes else self.identity
 
     # --------------------------------------------------------------------------------------- models
 
@@ -218,7 +220,8 @@ class Scenario(ABC):
 
         Args:
             on: the set that it is trained on.
-            options: the file of the state, and the function that shows progress.
+            options: the file of the state, the function that shows progress, and those that write
+                checkpoints.
         """
 
     @abstractmethod

@@ -47,7 +47,11 @@ class DataScenario(Scenario):
 
     @abstractmethod
     def eval_sets(self, use: Use) -> Mapping[str, Feed]:
-        """The sets that choose λ, or the sets that are reported, by name."""
+        """The sets that choose λ, the sets that are reported, or those that tune, by name.
+
+        Those that tune are wanted only if the settings say that methods may have `groups`; they
+        have samples of their own if `tunes`.
+        """
 
     def unseen_set(self) -> Feed | None:
         """Samples like those of the reported forget set that no model was trained on.

@@ -79,6 +79,9 @@ class ScenarioSettings(Strict):
         retrainable: whether a retrained model is possible, so that its absence is a warning.
         has_shadows: whether the scenario makes shadows of itself, for `evidence: full`.
         checks_losses: whether a run compares the losses of its members with that of the original.
+        reshapes: the fields that change the τ of a method with data, of those that are possible:
+            `retain` and `fisher` if models can be trained on the retain set, `groups` if
+            `eval_sets("tune")` returns samples that neither choose λ nor are reported.
         in_memory: whether model and data are arguments of `nm.unlearn`, which no recipe has.
     """
 
@@ -92,6 +95,7 @@ class ScenarioSettings(Strict):
     retrainable: ClassVar[bool] = False
     has_shadows: ClassVar[bool] = False
     checks_losses: ClassVar[bool] = False
+    reshapes: ClassVar[tuple[str, ...]] = ()
     in_memory: ClassVar[bool] = False
 
     @classmethod
@@ -178,6 +182,7 @@ class Setup:
         uses_reported_data: whether λ is chosen on the reported data.
         progress: shows the progress of long preparations.
         recalibrates: whether the statistics of BatchNorm are computed again after each subtraction.
+        tunes: whether half of the samples that choose λ are set apart, for methods with `groups`.
     """
 
     seed: int = 0
@@ -185,6 +190,7 @@ class Setup:
     uses_reported_data: bool = False
     progress: Progress | None = None
     recalibrates: bool = False
+    tunes: bool = False
 
 
 scenarios: Registry[type[ScenarioSettings]] = Registry(

@@ -22,7 +22,8 @@ def parse_seeds(words: Sequence[str]) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not 0 <= last - first < MOST_SEEDS:
             raise OptionError(
-                f"--seeds {quoted(part, 40)}: wanted whole numbers or ranges, such as 0-11 or 0,3,5"
+                f"--seeds {quoted(part, 40)}: wanted whole numbers or ranges, such as 0-11 or "
+                f"0,3,5; at most {MOST_SEEDS:,} of them"
             )
         found += range(first, last + 1)
     return check_seeds(found)

@@ -30,7 +30,7 @@ from negmerge.training.outputs import logits_of
 from negmerge.training.prefetch import training_batches
 from negmerge.training.samples import parts_of, to_device
 from negmerge.training.seeds import fork_random_state, seed_of, seed_torch
-from negmerge.training.states import Position, StateSaver, load_state
+from negmerge.training.states import Position, StateSaver, load_state, read_position
 
 # cuBLAS is deterministic only with this setting; it is read when a GPU is first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -42,6 +42,8 @@ READ_EVERY = 50
 
 Objective = Callable[[nn.Module, Batch, int], Tensor]
 """Returns the loss for a model, a batch and an epoch (counted from 0)."""
+WriteCheckpoint = Callable[[nn.Module, "Trained"], None]
+"""Writes the weights of a model after an epoch; gets what the training has done until then."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def train(
     state: Path | None = None,
     save_every: float = 15.0,
     advance: Advance = lambda count: None,
+    checkpoints: Mapping[int, WriteCheckpoint] | None = None,
 ) -> Trained:
     """Train a model in place.
 
@@ -92,6 +95,9 @@ def train(
         state: the file for the state of the training; if it exists, the training resumes from it.
         save_every: the least seconds between two saves; 0: after every step (see `StateSaver`).
         advance: called with the number of samples of each step, and told epochs and losses.
+        checkpoints: the functions that are called after some epochs, by the number of the epoch,
+            counted from 1. Those that an earlier process has called are not among them: a state
+            after such an epoch is not used, and the training starts from the beginning.
     """
     objective = objective or cross_entropy(settings)
     device = next(model.parameters()).device
@@ -101,8 +107,9 @@ def train(
     total, each = steps * settings.epochs, getattr(feed, "each", 1)
     # BatchNorm cannot train on a single sample: the last batch has none if the others have none.
     least = 2 if settings.batch >= 2 * settings.accumulate else 1
-    place, unread = Position(), list[tuple[int, Tensor]]()
-    if state is not None and state.exists():
+    place, unread, to_write = Position(), list[tuple[int, Tensor]](), dict(checkpoints or {})
+    first = steps * min(to_write, default=settings.epochs + 1)
+    if state is not None and state.exists() and read_position(state).step < first:
         place = load_state(state, model, optimizer)
         advance(place.samples)
     weights = dict(model.named_parameters())
@@ -151,6 +158,10 @@ def train(
                 if step == steps - 1:
                     loss_of_epoch = place.loss_sum / steps
                     tell(advance, epoch=epoch + 1, epochs=settings.epochs, loss=loss_of_epoch)
+                    if epoch + 1 in to_write:  # before a state that is after this epoch is saved
+                        check_finite(model)
+                        seconds = spent + time.monotonic() - begun
+                        to_write[epoch + 1](model, Trained(place.samples, seconds, loss_of_epoch))
                 if due:
                     place.seconds = spent + time.monotonic() - begun
                     saver.save(place)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from negmerge.errors import OptionError
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -26,6 +28,25 @@ def seed_of(*parts: object) -> int:
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def set_apart(size: int, name: str, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide the samples that choose λ: those that tune instead, and those that still choose.
+
+    >>> [half.tolist() for half in set_apart(5, "forget", seed=0)]
+    [[2, 3], [0, 1, 4]]
+
+    Args:
+        size: the number of samples; an error if one half would be empty.
+        name: of the set.
+    """
+    if size < 2:
+        raise OptionError(
+            f"groups: {size} samples of the {name} set choose λ, and half of them are to tune the "
+            "factors; wanted at least 2; use a larger data set, or leave groups out"
+        )
+    order = np.random.default_rng(seed_of("tune", name, seed)).permutation(size)
+    return np.sort(order[: size // 2]), np.sort(order[size // 2 :])
 
 
 def draws(seed: int, samples: NDArray[Any], count: int) -> NDArray[np.uint64]:

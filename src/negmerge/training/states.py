@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from negmerge.errors import FileError, NegMergeError, quoted
 from negmerge.support.reading import parse_json
-from negmerge.training.weights import load_tensors, save_tensors
+from negmerge.training.weights import load_tensors, metadata_of, save_tensors
 
 REMEDY = "remove the file and run again: this training starts from the beginning"
 SHARE = 0.01
@@ -127,10 +128,7 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
     """Load weights and moments, and return the position."""
     tensors, metadata = load_tensors(path)
-    position = parse_json(metadata.get("position", ""), path, "position")
-    types = {k: type(v) for k, v in vars(Position()).items()}
-    if {k: type(v) for k, v in position.items()} != types:
-        raise FileError(f"{path}: is damaged: position is {quoted(position)}; {REMEDY}")
+    place = _position(path, metadata)
     weights: dict[str, Tensor] = {}
     moments: dict[int, dict[str, Any]] = {}
     try:
@@ -147,4 +145,17 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
     except (RuntimeError, ValueError) as error:  # other names or shapes
         why = " ".join(str(error).split())[:200]
         raise FileError(f"{path}: is damaged: {why}; {REMEDY}") from None
+    return place
+
+
+def read_position(path: Path) -> Position:
+    """Return the position alone."""
+    return _position(path, metadata_of(path))
+
+
+def _position(path: Path, metadata: Mapping[str, str]) -> Position:
+    position = parse_json(metadata.get("position", ""), path, "position")
+    types = {k: type(v) for k, v in vars(Position()).items()}
+    if {k: type(v) for k, v in position.items()} != types:
+        raise FileError(f"{path}: is damaged: position is {quoted(position)}; {REMEDY}")
     return Position(**position)

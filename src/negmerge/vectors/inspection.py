@@ -60,6 +60,7 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
         "include": origin.include,
         "exclude": origin.exclude,
         "factors": origin.factors,
+        **({"reshaped": origin.reshaped} if origin.reshaped else {}),
         "depth": {k: asdict(v) for k, v in tau.sparsity(by="depth").items()},
         "component": {k: asdict(v) for k, v in tau.sparsity(by="component").items()},
         "tensors": {
@@ -173,6 +174,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
             if found["tied"]
             else {}
         ),
+        **({"reshaped": ", ".join(found["reshaped"])} if "reshaped" in found else {}),
         "base": found["base"],
         "made with": ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
     }

@@ -12,7 +12,7 @@ from typing import Any
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import parse_json_value
 
-OPTIONAL = ("agreement", "values", "tied", "include", "exclude", "factors")
+OPTIONAL = ("agreement", "values", "tied", "include", "exclude", "factors", "reshaped")
 """Fields that a patch has only if they are not empty."""
 
 
@@ -42,6 +42,8 @@ class Origin:
         include: the patterns of the names of merged tensors; without any all were merged.
         exclude: the patterns of the names of tensors that were not merged.
         factors: the factor of the changes of each member, if the members were scaled to one norm.
+        reshaped: what changed the merged vector afterwards, by the name of the way, with its
+            numbers (`vectors/reshape.py`).
     """
 
     rule: str
@@ -59,6 +61,7 @@ class Origin:
     include: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
+    reshaped: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def pairwise(self) -> float | None:
@@ -142,6 +145,11 @@ def _is_rounding(value: dict[str, Any]) -> bool:
     )
 
 
+def _is_reshaping(value: dict[str, Any]) -> bool:
+    plain = {k: v for k, v in value.items() if k != "factors"}
+    return _is_map(plain, str, int, float) and _is_map(value.get("factors", {}), int, float)
+
+
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "rule": lambda v: isinstance(v, str),
     "base": lambda v: isinstance(v, str),
@@ -158,4 +166,5 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "include": lambda v: _is_list(v, str),
     "exclude": lambda v: _is_list(v, str),
     "factors": lambda v: _is_list(v, int, float) and all(0 < factor < inf for factor in v),
+    "reshaped": lambda v: _is_map(v, dict) and all(map(_is_reshaping, v.values())),
 }

@@ -18,7 +18,7 @@ from negmerge.checkpoints.remote import local_model
 from negmerge.checkpoints.state_dict import Model, PathLike, open_checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, quoted
 from negmerge.vectors.entry import Entry, Layout
-from negmerge.vectors.origin import Origin, versions
+from negmerge.vectors.origin import Origin, to_json, versions
 from negmerge.vectors.patch import PatchWriter, new_patch_file, read_patch
 from negmerge.vectors.values import Rounding
 
@@ -92,6 +92,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
         with new_patch_file(Path(path)) as descriptor:
             members = [*self.origin.digests, *(m["name"] for m in self.origin.members)]
             members += [*self.origin.tied, *self.origin.include, *self.origin.exclude]
+            members += [to_json(how) for how in self.origin.reshaped.values()]
             writer = PatchWriter(descriptor, tensors, self.origin.kept, members, layout)
             for name, entry in self.entries.items():
                 new = Entry.of(self._scaled(name), entry.shape, layout)

@@ -6,7 +6,7 @@ The original model is trained on exactly retain ∪ forget.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import OptionError, quoted
-from negmerge.training.seeds import seed_of
+from negmerge.training.seeds import seed_of, set_apart
 from negmerge.vision.records import listed_positions
 
 if TYPE_CHECKING:
@@ -199,10 +199,15 @@ class SearchParts:
     """`validation` (positions in the training set) or `test`, if there is no validation set."""
     shared: bool
     """Whether a set has only one sample, which then both chooses λ and is reported."""
+    tune: dict[str, Indices] = field(default_factory=dict)
+    """`retain`, `forget` and `holdout` of methods with `groups`; empty without such a method."""
 
 
-def divide_for_search(splits: Splits, samples: int, seed: int) -> SearchParts:
-    """Set samples apart for the choice of λ: at most `samples` and half of each set."""
+def divide_for_search(splits: Splits, samples: int, seed: int, tunes: bool = False) -> SearchParts:
+    """Set samples apart for the choice of λ: at most `samples` and half of each set.
+
+    With `tunes`, half of them tune instead; what is reported is the same.
+    """
     rng = np.random.default_rng(seed_of("choice", seed))
 
     def cut(part: Indices) -> tuple[Indices, Indices]:
@@ -218,4 +223,9 @@ def divide_for_search(splits: Splits, samples: int, seed: int) -> SearchParts:
     shared = min(len(splits.retain), len(splits.forget), len(splits.test)) < 2
     choose = {"retain": retain[0], "forget": forget[0], "holdout": last[0]}
     report = {"retain": retain[1], "forget": forget[1], "test": last[1]}
-    return SearchParts(choose, report, holdout_from, shared)
+    if not tunes:
+        return SearchParts(choose, report, holdout_from, shared)
+    halves = {name: set_apart(len(part), name, seed) for name, part in choose.items()}
+    tune = {name: choose[name][own] for name, (own, _) in halves.items()}
+    choose = {name: choose[name][rest] for name, (_, rest) in halves.items()}
+    return SearchParts(choose, report, holdout_from, shared, tune)

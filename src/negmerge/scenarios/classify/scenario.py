@@ -90,7 +90,7 @@ class Classify(ClassifierScenario):
     @cached_property
     def parts(self) -> SearchParts:
         """The positions of the samples that choose λ and of those that are reported."""
-        return divide_for_search(self.splits, self.samples, self.seed)
+        return divide_for_search(self.splits, self.samples, self.seed, self.tunes)
 
     def shadow(self, forget: Indices, left_out: Indices) -> Classify:
         all_of, parts = self.splits, self.parts
@@ -98,11 +98,12 @@ class Classify(ClassifierScenario):
         retain = np.union1d(all_of.retain, kept)
         own = copy(self)  # with the same images
         own.splits = replace(all_of, retain=retain, forget=all_of.forget[forget])
-        divided = divide_for_search(own.splits, self.samples, self.seed)
+        divided = divide_for_search(own.splits, self.samples, self.seed, self.tunes)
         own.parts = replace(
             parts,
             choose=parts.choose | {"forget": divided.choose["forget"]},
             report=parts.report | {"forget": divided.report["forget"]},
+            tune=parts.tune | {k: v for k, v in divided.tune.items() if k == "forget"},
         )
         own.settings = self.settings.model_copy(update={"retrain": Retrain()})
         return own
@@ -113,7 +114,7 @@ class Classify(ClassifierScenario):
 
     def eval_sets(self, use: Use) -> dict[str, Feed]:
         parts, (train, test) = self.parts, self.images
-        sets = parts.choose if use == "choose" else parts.report
+        sets = {"choose": parts.choose, "report": parts.report, "tune": parts.tune}[use]
         if self.uses_reported_data:
             sets = {name: getattr(self.splits, name) for name in ("retain", "forget", "test")}
         of = {"holdout": test if parts.holdout_from == "test" else train, "test": test}

@@ -45,6 +45,7 @@ class ClassifySettings(ImageSettings):
     rivals = "classes"
     retrainable = True
     has_shadows = True
+    reshapes = ("retain", "fisher", "groups")
 
     data: Data = Data()
     split: Split = Split()

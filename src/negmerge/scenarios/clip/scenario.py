@@ -27,7 +27,7 @@ from negmerge.scenarios.settings import Description, Setup
 from negmerge.training.feeds import Feed, Indices
 from negmerge.training.layers import channels_last
 from negmerge.training.samples import Inputs
-from negmerge.training.seeds import seed_of
+from negmerge.training.seeds import seed_of, set_apart
 from negmerge.training.weights import load_model, load_tensors
 from negmerge.vectors.task_vector import TaskVector
 from negmerge.vision.augment import LEAST
@@ -163,6 +163,10 @@ class ClipScenario(ClassifierScenario):
         reported, found["retain"] = load_some(
             split="test", choose=lambda labels: some(labels, control.limit.test), **where
         )
+        for name in ("forget", "retain") if self.tunes else ():
+            part = found[f"choose_{name}"]
+            own, rest = set_apart(len(part), name, self.seed)
+            found |= {f"tune_{name}": part[own], f"choose_{name}": part[rest]}
         for name, part in found.items():
             if not len(part):
                 raise OptionError(
@@ -185,8 +189,8 @@ class ClipScenario(ClassifierScenario):
         return OriginalFeed(self.originals, where, source, self.clip.augmentation, grey)
 
     def eval_sets(self, use: Use) -> dict[str, Feed]:
-        """The validation sets, which choose λ, or the test sets, which are reported."""
-        split, prefix = (0, "choose_") if use == "choose" else (1, "")
+        """The validation sets, which choose λ and tune, or the test sets, which are reported."""
+        split, prefix = (1, "") if use == "report" else (0, f"{use}_")
         return {
             name: ImageFeed(self._sets[name][1][split], self.parts[prefix + name])
             for name in ("retain", "forget")

@@ -62,6 +62,7 @@ class ClipSettings(ImageSettings):
 
     kind = "clip"
     summary = "a CLIP model forgets a data set and keeps its zero-shot accuracy on another"
+    reshapes = ("groups",)
 
     data: Data
     model: ClipModel = ClipModel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import warnings
@@ -20,6 +21,7 @@ from negmerge.scenarios.text.settings import Lora
 from negmerge.support.files import file_digest, write_file
 from negmerge.support.reading import MAX_JSON, parse_json, read_bytes
 from negmerge.text.library import STORIES
+from negmerge.training.loop import Trained, WriteCheckpoint
 from negmerge.training.seeds import fork_random_state, seed_torch
 
 SHIPPED = {"stories15m": STORIES}
@@ -265,3 +267,15 @@ def with_lora(model: nn.Module, lora: Lora, seed: int) -> Any:
                 "layer, which would change with it; remove it"
             )
     return adapted
+
+
+def merging(write: WriteCheckpoint) -> WriteCheckpoint:
+    """Return a function that writes a copy of a model with its adapters merged.
+
+    The adapters of the model itself stay as they are: its training goes on.
+    """
+
+    def write_merged(adapted: Any, trained: Trained) -> None:
+        write(copy.deepcopy(adapted).merge_and_unload(), trained)
+
+    return write_merged

@@ -33,7 +33,7 @@ from negmerge.scenarios.base import (
 from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.settings import Description, Setup
 from negmerge.scenarios.text.harness import check_tasks, evaluate, version_of
-from negmerge.scenarios.text.models import ModelFolder, embeddings_of, logits, with_lora
+from negmerge.scenarios.text.models import ModelFolder, embeddings_of, logits, merging, with_lora
 from negmerge.scenarios.text.observing import answers_of, before, greedy
 from negmerge.scenarios.text.settings import TextSettings
 from negmerge.text.documents import Record
@@ -44,7 +44,7 @@ from negmerge.training.feeds import Batch, Feed
 from negmerge.training.hyperparameters import HyperParameters
 from negmerge.training.loop import Objective, Trained, train
 from negmerge.training.outputs import IGNORED
-from negmerge.training.seeds import seed_of
+from negmerge.training.seeds import seed_of, set_apart
 from negmerge.training.weights import load_model
 from negmerge.vectors.task_vector import TaskVector
 
@@ -142,7 +142,7 @@ class TextScenario(DataScenario):
         return TextFeed([sample for part in own for sample in found[part]])
 
     def eval_sets(self, use: Use) -> Mapping[str, Feed]:
-        """Retain, forget, holdout and general texts: at most half of each set chooses λ."""
+        """Retain, forget, holdout and general texts: at least half of each set is reported."""
         return {name: TextFeed(own) for name, own in self.parts[use].items()}
 
     def unseen_set(self) -> Feed | None:
@@ -151,8 +151,8 @@ class TextScenario(DataScenario):
 
     @cached_property
     def parts(self) -> dict[Use, dict[str, list[Sample]]]:
-        """The samples that choose λ and those that are reported, by set."""
-        found: dict[Use, dict[str, list[Sample]]] = {"choose": {}, "report": {}}
+        """The samples that choose λ, those that are reported and those that tune, by set."""
+        found: dict[Use, dict[str, list[Sample]]] = {"choose": {}, "report": {}, "tune": {}}
         for name, samples in self.encoded.items():
             if name == "general_train" or not samples:
                 continue
@@ -162,6 +162,10 @@ class TextScenario(DataScenario):
             cut = min(self.samples, len(samples) // 2)
             both = len(samples) == 1 or self.uses_reported_data
             chosen, reported = (order, order) if both else (order[:cut], order[cut:])
+            if self.tunes:
+                own, rest = set_apart(len(chosen), name, self.seed)
+                found["tune"][name] = [samples[i] for i in sorted(chosen[own])]
+                chosen = chosen[rest]
             found["choose"][name] = [samples[i] for i in sorted(chosen)]
             found["report"][name] = [samples[i] for i in sorted(reported)]
         return found
@@ -214,7 +218,7 @@ class TextScenario(DataScenario):
 
     @property
     def scored_on(self) -> list[Any]:
-        return [*self.identity, *version_of(self.settings.harness)]
+        return [*super().scored_on, *version_of(self.settings.harness)]
 
     def describe(self) -> Description:
         found = {name: len(samples) for name, samples in self.encoded.items() if samples}
@@ -310,6 +314,9 @@ class TextScenario(DataScenario):
             return train(model, feed, settings, seed, objective=objective, **options)
         if lora is not None:
             adapted = with_lora(model, lora, seed_of("lora", self.seed if lora.share else seed))
+            if (checkpoints := options.get("checkpoints")) is not None:
+                merged = {epoch: merging(write) for epoch, write in checkpoints.items()}
+                options["checkpoints"] = merged
             found = train(adapted, feed, settings, seed, objective=objective, **options)
             adapted.merge_and_unload()
             return found

@@ -162,6 +162,7 @@ class TextSettings(ScenarioSettings):
     panels = (Panel("answers", "What the models answer"),)
     rivals = "texts"
     checks_losses = True
+    reshapes = ("retain", "fisher", "groups")
     retrainable = True
 
     data: TextData

@@ -1,0 +1,242 @@
+"""The desk study: which rule to take, for records, a class and a zero-shot data set.
+
+    NEGMERGE_DATA=FOLDER python benchmarks/desk_study.py ARM [ARM …] [--seeds 0-11] [--runs FOLDER]
+
+An arm is a recipe and how a seed changes it (`ARMS`). Each seed is a run; its result is written to
+benchmarks/results/desk_study/ARM-SEED.json when it is finished, and a seed that has such a file is
+not run again, so that a study goes on where it was stopped, on any machine. The seeds below
+`CONFIRMED` choose a rule, the others confirm it. Without an arm, only the page is made:
+benchmarks/results/desk_study.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import describe, markdown_table
+
+from negmerge.runs.context import Context
+from negmerge.runs.executors.choose import make_executor
+from negmerge.runs.pipeline import checked_scenario, open_recipe, unlearn
+from negmerge.runs.recipe import load_recipe
+from negmerge.runs.result import RunResult
+from negmerge.studies.comparison import MATCHED_GAP, Comparison, Difference
+from negmerge.studies.statistics import Mean, mean_of
+from negmerge.support.progress import make_progress
+from negmerge.support.seeds import parse_seeds
+from negmerge.vectors.task_vector import TaskVector
+
+RESULTS = Path(__file__).parent / "results"
+FOLDER = RESULTS / "desk_study"
+CONFIRMED = 4
+"""The first seed that confirms; those before it choose."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A recipe, and the changes that a seed makes beside the seed itself."""
+
+    title: str
+    recipe: str
+    changes: Callable[[int], Sequence[str]]
+    original_of: str | None = None
+    """The arm whose original model of the same seed is used again."""
+
+
+ARMS = {
+    "records": Arm("10 % of the records of Fashion-MNIST", "desk_fashion", lambda seed: []),
+    "class": Arm(
+        "a class of Fashion-MNIST",
+        "desk_fashion",
+        lambda seed: [
+            "title=A class of Fashion-MNIST on a desk, small ResNet",
+            f"split.forget={{class: {seed % 10}}}",
+        ],
+        original_of="records",
+    ),
+}
+
+
+def run(name: str, seed: int, folder: Path) -> None:
+    """Run one seed of an arm, and keep what is compared."""
+    arm, begun = ARMS[name], time.monotonic()
+    changes = [f"seed={seed}", *arm.changes(seed)]
+    if arm.original_of is not None:
+        weights = folder / f"{arm.original_of}-{seed}" / "base.safetensors"
+        if weights.exists():
+            changes.append(f"model.weights={weights}")
+    recipe, store = open_recipe(arm.recipe, folder / f"{name}-{seed}", changes)
+    with make_progress() as progress:
+        scenario = checked_scenario(recipe, progress)
+        with store.locked(), make_executor(recipe, scenario, store, progress) as executor:
+            unlearn(Context(recipe, scenario, store, executor, progress, illustrated=False))
+    zeros = TaskVector.load(store.patch("consensus")).sparsity(by="depth")
+    tree = store.result.tree() | {"pool": [], "geometry": None, "evidence": None}
+    found = {
+        "arm": name,
+        "seed": seed,
+        "machine": describe(),
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+        "zeros_by_depth": {depth: 100 * own.element_weighted for depth, own in zeros.items()},
+        "result": tree,
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}-{seed}.json").write_text(json.dumps(found, indent=1) + "\n")
+    for part in ("pool", "rivals", ".state"):
+        shutil.rmtree(store.folder / part, ignore_errors=True)
+
+
+def kept(name: str) -> dict[int, dict[str, Any]]:
+    """The records of the seeds of an arm, by seed."""
+    files = FOLDER.glob(f"{name}-*.json")
+    found = {int(path.stem.removeprefix(f"{name}-")): path for path in files}
+    return {seed: json.loads(found[seed].read_text()) for seed in sorted(found)}
+
+
+def compared(name: str, records: Mapping[int, Mapping[str, Any]]) -> Comparison:
+    """The methods of some seeds of an arm, compared with consensus."""
+    results = {s: RunResult.model_validate(one["result"]) for s, one in records.items()}
+    return Comparison(load_recipe(ARMS[name].recipe), results, "consensus")
+
+
+# --------------------------------------------------------------------------------------- the claims
+
+
+def _text(mean: Mean) -> str:
+    if mean.low is None or mean.high is None:
+        return f"{mean.mean:+.2f}"
+    return f"{mean.mean:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}]"
+
+
+def _claim(words: str, what: str, mean: Mean, sign: int) -> dict[str, str]:
+    """A row of the table of claims; `sign` is that of the differences that support the claim."""
+    low, high = mean.low, mean.high
+    verdict = "undecided"
+    if low is not None and high is not None and (low > 0 or high < 0):
+        verdict = "supported" if (low > 0) == (sign > 0) else "contradicted"
+    return {"claim": words, "difference": what, "mean": _text(mean), "verdict": verdict}
+
+
+def _less(study: Comparison, metric: str, ours: str, theirs: str) -> Mean | None:
+    """The mean of one method less another, paired by seed."""
+    found = study.compared(metric) if metric in study.values else {}
+    own, other = found.get(ours, {}), found.get(theirs, {})
+    seeds = [seed for seed in own if seed in other]
+    return mean_of([own[s] - other[s] for s in seeds]) if seeds else None
+
+
+CLAIMS = (
+    ("consensus is the best merge", "consensus", ("uniform", "ties", "magmax")),
+    ("the conflicting elements are the worst", "consensus", ("conflict",)),
+    ("consensus is better than the single best member", "consensus", ("single_best",)),
+    ("more members are better", "consensus",
+     ("consensus-2-0", "consensus-3-0", "consensus-5-0")),
+)  # fmt: skip
+
+
+def claims(study: Comparison, records: Mapping[int, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The claims of the paper, each with its paired difference, interval and verdict."""
+    rows: list[dict[str, str]] = []
+    metrics = [name for name in ("avg_gap", MATCHED_GAP) if name in study.values]
+    metrics = metrics or [study.recipe.settings.forget_metric]
+    for words, ours, others in CLAIMS:
+        for metric in metrics:
+            for theirs in others:
+                if (mean := _less(study, metric, ours, theirs)) is not None:
+                    what = f"{ours} − {theirs}, {study.metrics[metric].label}"
+                    rows.append(_claim(words, what, mean, -1))
+    if (mean := _less(study, "sparsity", "consensus", "consensus-3-0")) is not None:
+        rows.append(_claim("zeros rise with n", "12 − 3 members, zero %", mean, 1))
+    slopes = [slope(one["zeros_by_depth"]) for one in records.values()]
+    what = "zero %, points for each layer further up"
+    rows.append(_claim("shallow layers have more zeros", what, mean_of(slopes), -1))
+    return rows
+
+
+def slope(zeros: Mapping[str, float]) -> float:
+    """The least-squares slope of zeros over depth."""
+    points = sorted((int(depth), value) for depth, value in zeros.items() if depth.isdigit())
+    x0, y0 = (sum(values) / len(points) for values in zip(*points, strict=True))
+    return sum((x - x0) * (y - y0) for x, y in points) / sum((x - x0) ** 2 for x, _ in points)
+
+
+# ----------------------------------------------------------------------------------------- the page
+
+
+def rules_table(study: Comparison) -> str:
+    """The means of every method, and its differences from consensus."""
+    rows: list[dict[str, str]] = []
+    names = [name for name in study.main if name in study.values]
+    titles = ["original", "retrained", *study.methods]
+    found = {(one.metric, one.method): one for one in study.differences}
+    for title in titles:
+        row = {"method": title}
+        for name in names:
+            mean, metric = study.means(name).get(title), study.metrics[name]
+            row[metric.heading] = "" if mean is None else metric.number(mean.mean)
+            row[metric.heading] += _mark(found.get((name, title)))
+        rows.append(row)
+    return markdown_table(rows)
+
+
+def _mark(one: Difference | None) -> str:
+    """+ or − for a method that is better or worse than consensus, after Holm's correction."""
+    return {"better": " +", "worse": " −"}.get(one.verdict if one else "", "")
+
+
+def page() -> str:
+    """The record as Markdown."""
+    lines = [
+        "# The desk study, measured",
+        "",
+        "`python benchmarks/desk_study.py ARM --seeds …`; one file for each seed in "
+        "`benchmarks/results/desk_study`, with the machine and the minutes. + and − mark methods "
+        "that are better or worse than consensus by a paired t test at 5 % after Holm's correction "
+        "for the methods of a column; metrics of which values near the retrained model are better "
+        "are compared by their distance from it. Claims are judged by the 95 % interval of the "
+        "paired difference, without a correction.",
+    ]
+    for name, arm in ARMS.items():
+        if not (records := kept(name)):
+            continue
+        minutes = sum(one["minutes"] for one in records.values())
+        seeds = ", ".join(map(str, records))
+        lines += ["", f"## {arm.title[0].upper()}{arm.title[1:]}", ""]
+        lines += [f"Recipe `{arm.recipe}`, seeds {seeds}, {minutes:.0f} minutes.", ""]
+        parts = {
+            "choosing": {s: one for s, one in records.items() if s < CONFIRMED},
+            "confirming": {s: one for s, one in records.items() if s >= CONFIRMED},
+        }
+        for part, own in parts.items():
+            if own:
+                count = "one seed" if len(own) == 1 else f"{len(own)} seeds"
+                lines += [f"The {part} seeds ({count}):", "", rules_table(compared(name, own)), ""]
+        lines += ["The paper's claims, over all seeds:", ""]
+        lines += [markdown_table(claims(compared(name, records), records))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("arms", nargs="*", choices=[[], *ARMS], metavar="ARM")
+    parser.add_argument("--seeds", default="0-11")
+    parser.add_argument("--runs", type=Path, default=Path("runs/desk_study"))
+    given = parser.parse_args()
+    for seed in parse_seeds([given.seeds]):
+        for name in given.arms:
+            if not (FOLDER / f"{name}-{seed}.json").exists():
+                print(f"{name}, seed {seed}", flush=True)
+                run(name, seed, given.runs)
+    if any(kept(name) for name in ARMS):
+        (RESULTS / "desk_study.md").write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,7 @@ from negmerge.runs.recipe import load_recipe
 from negmerge.runs.result import RunResult
 from negmerge.studies.comparison import MATCHED_GAP, Comparison, Difference
 from negmerge.studies.statistics import Mean, mean_of
+from negmerge.support.files import write_file
 from negmerge.support.progress import make_progress
 from negmerge.support.seeds import parse_seeds
 from negmerge.vectors.task_vector import TaskVector
@@ -45,39 +46,89 @@ class Arm:
 
     title: str
     recipe: str
-    changes: Callable[[int], Sequence[str]]
-    original_of: str | None = None
+    changes: Callable[[int], Sequence[str]] = lambda seed: []
+    models_of: str | None = None
     """The arm whose original model of the same seed is used again."""
+    same_split: bool = False
+    """Whether also the retrained model of that arm is used again."""
+    against: str = "consensus"
 
+
+def _pool(**fields: Any) -> str:
+    settings = {"batch": 128, "lr": 0.05, "augment": {"crop": 0, "flip": False}}
+    return f"pool={json.dumps({**fields, 'settings': settings | fields.get('settings', {})})}"
+
+
+def _class_of(seed: int) -> list[str]:
+    return [
+        "title=A class of Fashion-MNIST on a desk, small ResNet",
+        f"split.forget={{class: {seed % 10}}}",
+        "search.matched=5",
+    ]
+
+
+CHECKPOINTS = [
+    "title=Checkpoints of one training as members",
+    _pool(settings={"epochs": 12}, checkpoints=[3, 6, 9, 12]),
+    "methods=[{name: consensus, label: consensus-checkpoints}, "
+    "{name: uniform, label: uniform-checkpoints}]",
+]
+RATES = [
+    "title=Learning rates within a factor of 16",
+    _pool(
+        settings={"epochs": 9},
+        grid={
+            "lr": [0.0125, 0.05, 0.2],
+            "weight_decay": [1e-4, 1e-5],
+            "label_smoothing": [0.0, 0.1],
+        },
+    ),
+    "methods=[{name: consensus, label: consensus-rates}, {name: uniform, label: uniform-rates}]",
+]
 
 ARMS = {
-    "records": Arm("10 % of the records of Fashion-MNIST", "desk_fashion", lambda seed: []),
-    "class": Arm(
-        "a class of Fashion-MNIST",
+    "records": Arm("10 % of the records of Fashion-MNIST", "desk_fashion"),
+    "class": Arm("a class of Fashion-MNIST", "desk_fashion", _class_of, "records"),
+    "checkpoints": Arm(
+        "records, with the checkpoints of one training as members",
         "desk_fashion",
-        lambda seed: [
-            "title=A class of Fashion-MNIST on a desk, small ResNet",
-            f"split.forget={{class: {seed % 10}}}",
-        ],
-        original_of="records",
+        lambda seed: CHECKPOINTS,
+        "records",
+        same_split=True,
+        against="consensus-checkpoints",
+    ),
+    "rates": Arm(
+        "records, with members of different learning rates",
+        "desk_fashion",
+        lambda seed: RATES,
+        "records",
+        same_split=True,
+        against="consensus-rates",
     ),
 }
+
+
+def given_models(arm: Arm, seed: int, folder: Path) -> list[str]:
+    """The fields that name models of another arm, where this machine has them."""
+    if arm.models_of is None:
+        return []
+    files = {"model.weights": "base.safetensors"}
+    if arm.same_split:
+        files["retrain.weights"] = "retrain.safetensors"
+    places = {field: folder / f"{arm.models_of}-{seed}" / name for field, name in files.items()}
+    return [f"{field}={place}" for field, place in places.items() if place.exists()]
 
 
 def run(name: str, seed: int, folder: Path) -> None:
     """Run one seed of an arm, and keep what is compared."""
     arm, begun = ARMS[name], time.monotonic()
-    changes = [f"seed={seed}", *arm.changes(seed)]
-    if arm.original_of is not None:
-        weights = folder / f"{arm.original_of}-{seed}" / "base.safetensors"
-        if weights.exists():
-            changes.append(f"model.weights={weights}")
+    changes = [f"seed={seed}", *arm.changes(seed), *given_models(arm, seed, folder)]
     recipe, store = open_recipe(arm.recipe, folder / f"{name}-{seed}", changes)
     with make_progress() as progress:
         scenario = checked_scenario(recipe, progress)
         with store.locked(), make_executor(recipe, scenario, store, progress) as executor:
             unlearn(Context(recipe, scenario, store, executor, progress, illustrated=False))
-    zeros = TaskVector.load(store.patch("consensus")).sparsity(by="depth")
+    zeros = TaskVector.load(store.patch(arm.against)).sparsity(by="depth")
     tree = store.result.tree() | {"pool": [], "geometry": None, "evidence": None}
     found = {
         "arm": name,
@@ -88,7 +139,7 @@ def run(name: str, seed: int, folder: Path) -> None:
         "result": tree,
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}-{seed}.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_file(FOLDER / f"{name}-{seed}.json", (json.dumps(found, indent=1) + "\n").encode())
     for part in ("pool", "rivals", ".state"):
         shutil.rmtree(store.folder / part, ignore_errors=True)
 
@@ -103,7 +154,8 @@ def kept(name: str) -> dict[int, dict[str, Any]]:
 def compared(name: str, records: Mapping[int, Mapping[str, Any]]) -> Comparison:
     """The methods of some seeds of an arm, compared with consensus."""
     results = {s: RunResult.model_validate(one["result"]) for s, one in records.items()}
-    return Comparison(load_recipe(ARMS[name].recipe), results, "consensus")
+    arm = ARMS[name]
+    return Comparison(load_recipe(arm.recipe, arm.changes(0)), results, arm.against)
 
 
 # --------------------------------------------------------------------------------------- the claims

@@ -1,6 +1,9 @@
 """Train the small CLIP inside this package on captions of CIFAR-10, Fashion-MNIST and MNIST.
 
-    NEGMERGE_DATA=FOLDER python scripts/make_desk_clip.py OUT [--epochs 7] [--progress json]
+    NEGMERGE_DATA=FOLDER python scripts/make_desk_clip.py OUT [--epochs 7] [--few 2000]
+
+`--few` trains on that many images of Fashion-MNIST and of MNIST, so that to recognise them is not
+what the model was trained for.
 
 Needs the extra `test`. FOLDER has the three data sets by name. OUT, a folder that does not exist
 yet, becomes a model that `open_clip.create_model("local-dir:OUT")` loads, with the class embeddings
@@ -322,7 +325,7 @@ images are the sets' own splits. Grey images become three equal channels; 28 pix
 
 Made by
 
-    python scripts/make_desk_clip.py OUT --epochs {settings.epochs}
+    python scripts/make_desk_clip.py OUT --epochs {settings.epochs}{few_of(counts)}
 
 in {cost.seconds / 60:.0f} minutes of training (wall time; {processor()}, \
 {torch.get_num_threads()} threads), with torch {torch.__version__} and
@@ -343,6 +346,11 @@ set's own crop and flip (digits are not mirrored), seed {SEED}. The last epoch's
 over the templates, to be multiplied by exp(`logit_scale`); class names and templates in its \
 metadata |
 """
+
+
+def few_of(counts: Mapping[str, int]) -> str:
+    """The option of the command that gives these numbers of images."""
+    return "" if counts == COUNTS else f" --few {counts['fashion_mnist']}"
 
 
 def processor() -> str:
@@ -391,11 +399,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--epochs", type=int, default=SETTINGS.epochs)
+    parser.add_argument("--few", type=int, help="images of Fashion-MNIST and of MNIST")
     parser.add_argument("--progress", choices=["auto", "json", "quiet"], default="auto")
     given = parser.parse_args()
     try:
         with make_progress(given.progress) as progress:
             chosen = SETTINGS.model_copy(update={"epochs": given.epochs})
-            print(json.dumps(make(given.out, chosen, progress=progress)))
+            few = {} if given.few is None else dict.fromkeys(("fashion_mnist", "mnist"), given.few)
+            print(json.dumps(make(given.out, chosen, COUNTS | few, progress=progress)))
     except NegMergeError as error:
         sys.exit(f"error: {error}")

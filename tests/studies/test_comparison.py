@@ -65,6 +65,19 @@ def test_a_metric_with_a_reference_is_compared_by_the_distance_from_it():
     assert (other_side.test.t_p, other_side.verdict) == (1.0, "undecided")
 
 
+def test_to_forget_more_than_the_retrained_model_is_not_better():
+    knows = {"consensus": [86.0, 85.0, 86.5, 86.0], "uniform": [19.0, 18.0, 20.0, 19.5]}
+    reference = {"retrained": [88.0, 87.5, 88.0, 88.5]}
+
+    def found(**models: list[float]) -> Difference:
+        return one(compared({**ACCURACIES, "acc_forget": models}), "acc_forget", "uniform")
+
+    assert (found(**knows).better, found(**knows).verdict) == ("lower", "better")
+    ruined = found(**knows, **reference)
+    assert ruined.by_seed == pytest.approx({0: 67.0, 1: 67.0, 2: 66.5, 3: 66.5})
+    assert (ruined.better, ruined.verdict, ruined.better_seeds) == ("lower", "worse", 0)
+
+
 def test_the_gap_at_equal_forgetting_is_compared_beside_avg_gap():
     gaps = {"consensus": [3.0, 3.5, 3.1, 3.2], "uniform": [4.0, 4.6, 4.1, 4.15]}
     values = {**ACCURACIES, "avg_gap": gaps | {"original": [9.0] * 4}}

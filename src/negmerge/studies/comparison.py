@@ -201,14 +201,20 @@ class Comparison:
 
     @cached_property
     def directed(self) -> dict[str, Literal["lower", "higher", "reference"]]:
-        """The numbers of which some values are better than others, and which these are."""
+        """The numbers of which some values are better than others, and which these are.
+
+        Where there is a retrained model, it is better to know of the forget set as much as it does:
+        a ruined model knows less.
+        """
+        forget = self.recipe.settings.forget_metric
         found: dict[str, Literal["lower", "higher", "reference"]] = {}
         for name, metric in self.metrics.items():
             key = self._key(name)
             known = key in self._measured or key in ("avg_gap", "matched_gap")
             known = known or (key != name and key in metrics)
-            if known and (metric.better != "reference" or self._reference(name)):
-                found[name] = metric.better
+            better = "reference" if name == forget and self._reference(name) else metric.better
+            if known and (better != "reference" or self._reference(name)):
+                found[name] = better
         return found
 
     def _key(self, name: str) -> str:

@@ -104,6 +104,8 @@ def warnings_of(study: Comparison) -> list[str]:
     for name in study.drawn:
         counts = {one.method: one.test.mean.n for one in study.of(name)}
         others = [title for title in study.methods if title != study.against]
+        if name.startswith("matched."):  # only methods with a λ can have it
+            others = [title for title in others if title in study.values.get("scale", {})]
         known = [(title, counts.get(title, 0)) for title in others]
         fewer = [f"{title} ({n})" for title, n in known if n < len(study.seeds)]
         if fewer:

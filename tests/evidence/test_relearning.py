@@ -6,10 +6,13 @@ import copy
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import sem
+from scipy.stats import t as student
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -46,40 +49,57 @@ def row(*curves: list[tuple[float, float]]) -> dict[str, Finding]:
     }
 
 
-def test_steps_and_ratios_by_hand():
-    slow = [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (8, 100.0)]
-    fast = [(0, 0.0), (1, 50.0), (2, 100.0)]
-    never = [(x, 10.0) for x in STEPS]
+def flat(value: float) -> list[tuple[float, float]]:
+    return [(x, value) for x in STEPS]
+
+
+def test_heights_steps_and_ratios_by_hand():
+    slow = [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (8, 100.0), (16, 100.0), (32, 100.0),
+            (64, 100.0)]  # fmt: skip
+    fast = [(0, 0.0), (1, 50.0), *((x, 100.0) for x in STEPS[2:])]
+    # One order falls back below the line: only the mean curve is counted.
+    up, down = [(0, 0.0), (1, 100.0), *((x, 40.0) for x in STEPS[2:])], flat(40.0)
     found = finish({
-        ORIGINAL: row([(0, 100.0)], [(0, 100.0)]),
+        ORIGINAL: row(flat(100.0), flat(100.0)),
         RETRAINED: row(slow, slow),
         "fast": row(fast, slow),
-        "never": row(never, never),
+        "lucky": row(up, down),
+        "never": row(flat(10.0), flat(10.0)),
     })  # fmt: skip
     assert found[ORIGINAL]["steps"].value == 0
     assert found[RETRAINED]["steps"].value == pytest.approx(4 + 0.9 * 4)
-    fast_steps = found["fast"]["steps"]
-    assert (fast_steps.low, fast_steps.high) == (pytest.approx(1.8), pytest.approx(7.6))
-    assert fast_steps.curve == [(0, 0.0), (1, 25.0), (2, 50.0)]
-    assert found["fast"]["ratio"].value == pytest.approx((1.8 + 7.6) / 2 / 7.6)
-    assert found["never"]["steps"].value == STEPS[-1]
+    assert found[RETRAINED]["height"].value == pytest.approx(400 / 7)
+    fast_height = found["fast"]["height"]
+    assert fast_height.value == pytest.approx((650 / 7 + 400 / 7) / 2)
+    assert (fast_height.low, fast_height.high) == (0.0, 100.0)  # 12.7 × 17.9 is beyond both
+    assert fast_height.curve[:3] == [(0, 0.0), (1, 25.0), (2, 50.0)]
+    assert found["fast"]["steps"].value == pytest.approx(4 + 0.8 * 4)
+    assert found["fast"]["ratio"].value == pytest.approx(7.2 / 7.6)
+    assert (found["lucky"]["steps"].value, found["lucky"]["steps"].least) == (STEPS[-1], True)
     assert found["never"]["steps"].least
     assert found["never"]["ratio"].least
 
 
-def test_a_retrained_model_that_needs_no_step_shows_nothing():
-    known = row([(0, 95.0)], [(0, 95.0)])
+def test_the_interval_of_the_height_is_that_of_the_orders():
+    orders = [[(0, 0.0), (1, y), (2, 90.0), (4, 10.0)] for y in (50.0, 53.0, 56.0, 50.0, 56.0)]
+    found = finish({ORIGINAL: row(*orders)})[ORIGINAL]["height"]
+    means = [(100 + y) / 3 for y in (50.0, 53.0, 56.0, 50.0, 56.0)]
+    expected = student.interval(0.95, 4, loc=np.mean(means), scale=sem(means))
+    assert (found.low, found.high) == pytest.approx(expected)
+
+
+def test_a_retrained_model_that_needs_no_step_has_heights_only():
+    known = row(flat(95.0), flat(95.0))
     found = finish({ORIGINAL: known, RETRAINED: known, "method": known})
     assert found["method"]["steps"].value is None
-    assert found["method"]["steps"].why == NOTHING
-    assert found["method"]["steps"].curve
-
-    assert (found["method"]["steps"].low, found["method"]["steps"].high) == (None, None)
+    assert found["method"]["steps"].why == found["method"]["ratio"].why == NOTHING
+    assert found["method"]["height"].value == 95
+    assert found["method"]["height"].curve
 
 
 def test_the_reason_of_a_missing_ratio_is_that_of_the_missing_steps():
-    known, slow = row([(0, 95.0)]), row([(0, 0.0), (1, 100.0)])
-    broken = {"steps": Finding(value=None, why="training diverged")}
+    known, slow = row([(0, 95.0), (1, 95.0)]), row([(0, 0.0), (1, 100.0)])
+    broken = {"height": Finding(value=None, why="training diverged")}
     found = finish({ORIGINAL: known, RETRAINED: slow, "method": broken})
     assert found["method"]["ratio"].why == "training diverged"
     found = finish({ORIGINAL: known, RETRAINED: broken, "method": slow})
@@ -149,6 +169,7 @@ def test_suppressed_knowledge_comes_back_sooner_than_it_is_learned(scenario):
     steps = {title: own["steps"] for title, own in found.items()}
     assert steps[ORIGINAL].value == 0
     assert 0 < steps["suppressed"].value < steps[RETRAINED].value
+    assert found["suppressed"]["height"].low > found[RETRAINED]["height"].high
     assert found["suppressed"]["ratio"].value < 1
     for title, model in models.items():
         assert all(torch.equal(v, before[title][k]) for k, v in model.state_dict().items())
@@ -160,7 +181,9 @@ def test_relearning_repeats_itself_and_never_measures_what_it_trains_on(scenario
     assert not {*trained} & {*held_out.feed.where}
     assert len(feed.feeds[0]) == len(feed.feeds[1]) == 30
     one = subject(scenario, "suppressed", network(suppressed=True))
-    assert curve(one, feed, held_out, 90.0, 1) == curve(one, feed, held_out, 90.0, 1)
+    points = curve(one, feed, held_out, 1)
+    assert [x for x, _ in points] == [*STEPS]
+    assert points == curve(one, feed, held_out, 1)
 
 
 def test_statistics_of_batchnorm_stay_as_they_are(scenario):
@@ -191,5 +214,5 @@ def test_a_single_forgotten_sample_is_not_relearned_and_measured_at_once(scenari
     alone.splits = {**scenario.splits, "forget": DatasetFeed(clouds(1, 3))}
     alone.chosen = {}
     found = relearning.find(subject(alone, "suppressed", network(suppressed=True)))
-    assert found["steps"].value is None
-    assert found["steps"].why == "the forget set has one sample, and no other one to measure"
+    assert found["height"].value is None
+    assert found["height"].why == "the forget set has one sample, and no other one to measure"

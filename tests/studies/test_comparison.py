@@ -218,7 +218,7 @@ def test_the_sentences_of_a_study():
     first, second = undecided_texts(study)
     assert "no number of seeds decides a difference of zero" in first
     needed = one(study, "acc_retain", "ties").seeds_needed
-    assert "+0.05 points; a difference of 0.3" in second
+    assert "+0.05 points; a difference of 0.47 points" in second
     assert f"about {needed} seeds would be needed" in second
 
 

@@ -82,11 +82,20 @@ def test_differences_are_paired_with_the_retrained_model_of_the_seed():
     assert rows["relearning", "consensus"].verdict == "alike"
 
 
-def test_p_values_are_corrected_for_the_models_of_a_test():
-    own = [row for row in found_in(study_of()) if row.test == "relearning"]
-    raw = sorted(row.pairs.t_p for row in own if row.pairs.t_p is not None)
-    corrected = sorted(row.holm for row in own if row.holm is not None)
-    assert corrected[0] == pytest.approx(len(own) * raw[0])
+def test_p_values_are_corrected_for_the_methods_of_a_test():
+    own = {row.model: row for row in found_in(study_of()) if row.test == "relearning"}
+    original = own.pop("original")  # no method
+    assert original.holm == original.pairs.t_p
+    raw = sorted(row.pairs.t_p for row in own.values() if row.pairs.t_p is not None)
+    corrected = sorted(row.holm for row in own.values() if row.holm is not None)
+    assert corrected[0] == pytest.approx(3 * raw[0])
+
+
+def test_bounds_are_not_tested():
+    rows = {(row.test, row.model): row for row in found_in(study_of(least=True))}
+    bound = rows["attack", "consensus"]
+    assert bound.pairs.mean.mean == pytest.approx(10.0)
+    assert (bound.pairs.t_p, bound.pairs.mean.low, bound.verdict) == (None, None, "unknown")
 
 
 def test_what_is_said_of_each_test_and_of_methods_that_only_look_good():
@@ -95,14 +104,14 @@ def test_what_is_said_of_each_test_and_of_methods_that_only_look_good():
     attack, relearning = sentences(rows)
     assert attack == (
         "“Attack”: consensus: still leaks; uniform: not told apart from the retrained model; ties: "
-        "measured in one seed only."
+        "no test is possible."
     )
     assert relearning.startswith("“Relearning”: uniform and ties: relearns fast; consensus: not")
     assert only_look_good(study, rows) == [  # ties is worse than doing nothing already
-        "consensus: Avg. Gap 3.50, where doing nothing has 9.00; yet told apart from the retrained "
-        "model by “Attack”.",
-        "uniform: Avg. Gap 4.00, where doing nothing has 9.00; yet told apart from the retrained "
-        "model by “Relearning”.",
+        "consensus: Avg. Gap 3.50, where doing nothing has 9.00; yet told apart from retraining "
+        "by “Attack”.",
+        "uniform: Avg. Gap 4.00, where doing nothing has 9.00; yet told apart from retraining "
+        "by “Relearning”.",
     ]
 
 
@@ -111,8 +120,10 @@ def test_the_table_marks_verdicts_and_bounds():
     table = evidence_table(study, found_in(study))
     cells = {row["method"]: row for row in table.frame.to_dict("records")}
     text = cells["consensus"]["Attack: AUC %"]
+    assert text == "+10.00 (bound)"
+    marked = evidence_table(study_of(), found_in(study_of())).frame.to_dict("records")
+    (text,) = [row["Attack: AUC %"] for row in marked if row["method"] == "consensus"]
     assert text.startswith("+10.00 [+8.70 to +11.30] *")
-    assert text.endswith("(bound)")
     assert "bound" not in cells["uniform"]["Attack: AUC %"]
     assert "*" not in cells["uniform"]["Attack: AUC %"]
     assert len(table.everything) == 8

@@ -109,7 +109,10 @@ def test_the_tables_are_those_of_the_scores(made):
             # The aim is the error of the retrained model, though higher errors are forgetting.
             aims = [one["retrain"]["error_forget"] for one in scores]
             ours, theirs = (
-                [abs(one["methods"][k]["error_forget"] - a) for one, a in zip(scores, aims, strict=True)]
+                [
+                    abs(one["methods"][k]["error_forget"] - a)
+                    for one, a in zip(scores, aims, strict=True)
+                ]
                 for k in (2, 0)
             )
             pairs = [a - b for a, b in zip(ours, theirs, strict=True)]

@@ -7,7 +7,8 @@ format, rounding brings the old value back (Zhang et al. 2024).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import hypot
 
 import torch
 from torch import Tensor, nn
@@ -104,12 +105,12 @@ def sets_of(scenario: DataScenario) -> dict[str, Feed]:
     return {name: some_of(found[name], SAMPLES) for name in ("forget", "retain") if name in found}
 
 
-def find_metrics(subject: Subject, levels: int | None) -> dict[str, Finding]:
-    """Return the forget and the retain metric of the rounded model."""
+def find_metrics(subject: Subject, rounding: AbstractContextManager[None]) -> dict[str, Finding]:
+    """Return the forget and the retain metric of the model while it is rounded."""
     scenario, settings = subject.scenario, subject.scenario.settings
     metrics = {"forget": settings.forget_metric, "retain": settings.retain_metric}
     feeds = sets_of(scenario)
-    with after_rounding(subject.network, levels):
+    with rounding:
         try:
             scores = scenario.measure_on(feeds, subject.network, subject.advance)
         except ValueRangeError as error:
@@ -126,32 +127,59 @@ def find_metrics(subject: Subject, levels: int | None) -> dict[str, Finding]:
     return found
 
 
+def change(before: Finding, after: Finding) -> Finding:
+    """Return the change of a metric by rounding; the errors of the two are taken as independent.
+
+    >>> before, after = (Finding(value=v, low=v - 3, high=v + 3, n=9) for v in (60.0, 72.0))
+    >>> change(before, after)
+    Finding(value=12.0, low=7.75..., high=16.24..., n=9, ...)
+    """
+    if before.value is None or after.value is None:
+        return Finding(value=None, why=before.why or after.why)
+    ends = (before.low, before.high, after.low, after.high)
+    value = after.value - before.value
+    if None in ends:
+        return Finding(value=value, n=after.n)
+    old_low, old_high, new_low, new_high = (end for end in ends if end is not None)
+    low = value - hypot(after.value - new_low, old_high - before.value)
+    high = value + hypot(new_high - after.value, before.value - old_low)
+    return Finding(value=value, low=low, high=high, n=after.n)
+
+
 def find(subject: Subject) -> Findings:
     """Round the model to each format; measure it, and compare its weights with the original's."""
     found: Findings = {}
+    unrounded = find_metrics(subject, nullcontext())["forget"]
     before = {} if subject.title == ORIGINAL else load_tensors(subject.original)[0]
     for format, levels in FORMATS.items():
-        metrics = find_metrics(subject, levels)
+        metrics = find_metrics(subject, after_rounding(subject.network, levels))
         found |= {f"{name}_{format}": one for name, one in metrics.items()}
+        found[f"change_{format}"] = change(unrounded, metrics["forget"])
         if before:
             found[f"survival_{format}"] = find_survival(before, subject.network, levels)
     return found
 
 
 def _size(scenario: DataScenario) -> int:
-    return len(FORMATS) * sum(map(len, sets_of(scenario).values()))
+    return (1 + len(FORMATS)) * sum(map(len, sets_of(scenario).values()))
 
 
 def quantities() -> Iterator[Quantity]:
-    """Yield the forget metric, the retain metric and the surviving change for each format."""
+    """Yield the numbers for each format; first what the model knows again by rounding."""
+    for format in FORMATS:
+        yield Quantity(
+            name=f"change_{format}",
+            label=f"{{metric}}: change by rounding to {format}",
+            short=f"by {format}",
+            of="forget",
+            above=f"rounding to {format} brings back knowledge of the forget set",
+        )
     for format in FORMATS:
         yield Quantity(
             name=f"forget_{format}",
             label=f"{{metric}} after rounding to {format}",
             short=f"forget, {format}",
             of="forget",
-            above=f"still knows the forget set after rounding to {format}",
-            below=f"knows less of the forget set after rounding to {format}",
         )
     for format in FORMATS:
         yield Quantity(
@@ -177,8 +205,9 @@ forgetting_tests.register(
         text=(
             "The weights are rounded to bfloat16, or those with output channels to 8 or 4 bits "
             "with a scale for each channel, as a model is often deployed; then the forget and the "
-            "retain metric are measured again, on some reported samples. Beside them is the "
-            "share of the changed weights that still differ from the original's after rounding."
+            "retain metric are measured again, on some reported samples. Compared is the change "
+            "of the forget metric by rounding: knowledge may come back. Beside it is the share of "
+            "the changed weights that still differ from the original's after rounding."
         ),
         place=60,
         tier="basic",
@@ -186,5 +215,6 @@ forgetting_tests.register(
         needs=frozenset(("sets", "weights")),
         find=find,
         size=_size,
+        version=2,
     ),
 )

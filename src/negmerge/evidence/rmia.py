@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from negmerge.evaluation.attacks.margins import Floats, probability_of
 from negmerge.evaluation.attacks.operating_points import tpr_interval
 from negmerge.evaluation.attacks.ranks import auc
-from negmerge.evaluation.attacks.rmia import rmia_scores
+from negmerge.evaluation.attacks.rmia import membership_ratios, rmia_scores
 from negmerge.evidence.findings import ORIGINAL, SECOND, Finding, Quantity
 from negmerge.evidence.membership import AUC, finding_of
 from negmerge.evidence.registry import Exhibits, Findings, ObservedTest, forgetting_tests
@@ -22,6 +22,8 @@ POPULATION = 1 / 3
 """The share of the unseen samples that are the population of the attack; the others are the
 non-members."""
 FPR = 0.01
+DRAWS = 4000
+"""The number of draws of the interval of the rate."""
 
 
 def divide(unseen: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -35,13 +37,32 @@ def divide(unseen: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def scores_of(seen: Exhibits, title: str) -> tuple[Floats, Floats]:
-    """Return the scores of the attack on a model, for forgotten records and for non-members."""
-    chances = {
+def chances_of(seen: Exhibits, title: str) -> dict[tuple[str, str], Floats]:
+    """Return the probabilities of the true answers, by model and set."""
+    return {
         (model, name): probability_of(seen.models[model].sets[name]["margin"])
         for model in (title, SECOND)
         for name in ("forget", "unseen")
     }
+
+
+def ratios_of(seen: Exhibits, title: str) -> tuple[Floats, Floats]:
+    """Return the likelihood ratios of forgotten records and of non-members.
+
+    They rank the samples as the scores do, but without ties, of which a rate of 1 % has many.
+    """
+    chances = chances_of(seen, title)
+    found = {
+        name: membership_ratios(chances[title, name], chances[SECOND, name][None])
+        for name in ("forget", "unseen")
+    }
+    _, others = divide(len(found["unseen"]), seen.seed)
+    return found["forget"], found["unseen"][others]
+
+
+def scores_of(seen: Exhibits, title: str) -> tuple[Floats, Floats]:
+    """Return the scores of the attack on a model, for forgotten records and for non-members."""
+    chances = chances_of(seen, title)
     population, others = divide(len(chances[title, "unseen"]), seen.seed)
 
     def attack(name: str, where: NDArray[np.int64] | slice) -> Floats:
@@ -67,7 +88,8 @@ def find(seen: Exhibits, title: str) -> Findings:
         "worst": finding_of(auc(worst, others)),
         "tpr": Finding(value=None, why=f"not resolvable with {len(others)} negatives"),
     }
-    if (rate := tpr_interval(members, others, FPR, seed_of("tpr", seen.seed))) is not None:
+    ratios = ratios_of(seen, title)
+    if (rate := tpr_interval(*ratios, FPR, seed_of("tpr", seen.seed), DRAWS)) is not None:
         found["tpr"] = finding_of(rate)
     own = seen.models[title].sets
     if "retain" in own:

@@ -17,6 +17,7 @@ from negmerge.studies.statistics import (
     LEVEL,
     Mean,
     PairedTest,
+    detectable,
     differences,
     holm,
     mean_of,
@@ -101,11 +102,23 @@ class Difference:
         return sum(sign * value > 0 for value in self.by_seed.values())
 
     @property
+    def detectable(self) -> float | None:
+        """The difference that the corrected test would have found with a probability of 80 %.
+
+        The level of the test is divided by the number of comparisons, as in the first step of
+        Holm's correction. None for one seed.
+        """
+        mean = self.test.mean
+        if mean.std is None:
+            return None
+        return detectable(mean.std, mean.n, LEVEL / self.comparisons)
+
+    @property
     def seeds_needed(self) -> int | None:
         """The number of seeds that would decide, if the true difference is the measured one.
 
-        The level of the test is divided by the number of comparisons, as in the first step of
-        Holm's correction. None if the study decided, or if no reasonable number decides.
+        The level of the test is that of `detectable`. None if the study decided, or if no
+        reasonable number decides.
         """
         mean = self.test.mean
         if self.verdict != "undecided" or mean.std is None:

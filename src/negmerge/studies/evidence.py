@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from negmerge.evidence.findings import ORIGINAL, Quantity, TestResult
+from negmerge.evidence.findings import ORIGINAL, RETRAINED, Quantity, TestResult
 from negmerge.reports.evidence import metric_for
 from negmerge.reports.ranking import join_names
 from negmerge.runs.result import RunResult
@@ -32,8 +32,11 @@ class Found:
         by_seed: the number of the model for each seed that has both.
         null: the number of the retrained model for the same seeds.
         bound: whether a number of either model is only a lower or an upper bound.
-        pairs: the tests of the differences from the retrained model.
-        holm: the p-value of the t test after Holm's correction for the methods of the study.
+        pairs: the tests of the differences from the retrained model; without p-values and interval
+            where a number is only a bound.
+        holm: the p-value of the t test after Holm's correction for the methods of the study; of the
+            original, which is no method but shows whether the test sees anything, the p-value.
+        against: the title of the model that others are compared with.
     """
 
     test: str
@@ -45,6 +48,7 @@ class Found:
     bound: bool
     pairs: PairedTest
     holm: float | None = None
+    against: str = RETRAINED
 
     @property
     def verdict(self) -> Verdict:
@@ -65,7 +69,8 @@ class Found:
             "method": self.model,
             "n": mean.n,
             "mean": mean_of(list(self.by_seed.values())).mean,
-            "retrained": mean_of(list(self.null.values())).mean,
+            "against": self.against,
+            "against_mean": mean_of(list(self.null.values())).mean,
             "difference": mean.mean,
             "low": mean.low,
             "high": mean.high,
@@ -85,13 +90,16 @@ def found_in(study: Comparison) -> list[Found]:
     rows: list[Found] = []
     for name, test in tests.items():
         for quantity in test.quantities:
-            own = [
-                one
+            found = {
+                model: one
                 for model in (ORIGINAL, *study.methods)
                 if (one := _paired(study.results, name, test, quantity, model)) is not None
-            ]
-            corrected = holm([one.pairs.t_p for one in own])
-            rows += [replace(one, holm=p) for one, p in zip(own, corrected, strict=True)]
+            }
+            methods = [model for model in found if model != ORIGINAL]
+            corrected = holm([found[model].pairs.t_p for model in methods])
+            p_values = dict(zip(methods, corrected, strict=True))
+            for model, one in found.items():
+                rows.append(replace(one, holm=p_values.get(model, one.pairs.t_p)))
     return rows
 
 
@@ -110,8 +118,12 @@ def _paired(
         bound |= any((ours.least, ours.most, theirs.least, theirs.most))
     if not own:
         return None
-    pairs = paired_test(differences(list(own.values()), list(null.values())))
-    return Found(name, test.title, quantity, model, own, null, bound, pairs)
+    values = differences(list(own.values()), list(null.values()))
+    pairs = paired_test(values)
+    if bound:  # the differences are no sample of anything
+        mean = replace(pairs.mean, std=None, low=None, high=None)
+        pairs = PairedTest(mean, None, None, None)
+    return Found(name, test.title, quantity, model, own, null, bound, pairs, against=test.null)
 
 
 def telling(rows: list[Found]) -> list[Found]:
@@ -133,8 +145,8 @@ def sentences(rows: list[Found]) -> list[str]:
         words = {
             "above": own[0].quantity.above,
             "below": own[0].quantity.below,
-            "alike": "not told apart from the retrained model",
-            "unknown": "measured in one seed only",
+            "alike": f"not told apart from the {own[0].against} model",
+            "unknown": "no test is possible",
         }
         parts: list[str] = []
         for verdict, text in words.items():
@@ -164,7 +176,7 @@ def only_look_good(study: Comparison, rows: list[Found]) -> list[str]:
         if own < without:
             lines.append(
                 f"{method}: Avg. Gap {own:.2f}, where doing nothing has {without:.2f}; yet told "
-                f"apart from the retrained model by {join_names(told, most=20)}."
+                f"apart from retraining by {join_names(told, most=20)}."
             )
     return lines
 

@@ -184,7 +184,7 @@ def power_of(effect: float, n: int, level: float = LEVEL) -> float:
     return float(nct.sf(limit, n - 1, centre) + nct.sf(limit, n - 1, -centre))
 
 
-def detectable(std: float, n: int) -> float:
+def detectable(std: float, n: int, level: float = LEVEL) -> float:
     """The difference that a paired t test of n pairs finds with a probability of 80 %.
 
     >>> round(detectable(2.0, 12), 3)
@@ -193,15 +193,15 @@ def detectable(std: float, n: int) -> float:
     Args:
         std: the standard deviation of the differences.
     """
-    return std * _detectable_effect(n)
+    return std * _detectable_effect(n, level)
 
 
 @cache
-def _detectable_effect(n: int) -> float:
+def _detectable_effect(n: int, level: float) -> float:
     high = 1.0
-    while power_of(high, n) < POWER:
+    while power_of(high, n, level) < POWER:
         high *= 2
-    found: Any = brentq(lambda effect: power_of(effect, n) - POWER, 0.0, high)
+    found: Any = brentq(lambda effect: power_of(effect, n, level) - POWER, 0.0, high)
     return float(found)
 
 

@@ -84,9 +84,9 @@ def undecided_text(one: Difference, study: Comparison) -> str:
     metric, mean = study.metrics[one.metric], one.test.mean
     unit = unit_of(metric) and f" {unit_of(metric)}"
     text = f"{metric.label}, {one.method}: {difference_text(mean.mean, metric)}{unit}"
-    if one.test.detectable is None:
+    if one.detectable is None:
         return f"{text} in one seed; no test is possible"
-    text += f"; a difference of {metric.number(one.test.detectable)}{unit} could have been seen"
+    text += f"; a difference of {metric.number(one.detectable)}{unit} could have been seen"
     if one.seeds_needed is not None:
         return f"{text}; about {one.seeds_needed:,} seeds would be needed to decide"
     if not mean.mean:

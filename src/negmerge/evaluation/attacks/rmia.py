@@ -45,14 +45,27 @@ def rmia_scores(
             f"RMIA: got offline_a {offline_a:g} and gamma {gamma:g}; wanted offline_a from 0 to 1, "
             "gamma above 0"
         )
-    ratios = _ratios("x", target, references, offline_a)
-    population = _ratios("z", population_target, population_references, offline_a)
+    ratios = membership_ratios(target, references, offline_a, of="x")
+    population = membership_ratios(population_target, population_references, offline_a, of="z")
     beaten = np.searchsorted(np.sort(gamma * population), ratios, "left")
     return beaten / len(population)
 
 
-def _ratios(of: str, target: ArrayLike, references: ArrayLike, offline_a: float) -> Floats:
-    """Return LR(x) = p_target(x) / p(x)."""
+def membership_ratios(
+    target: ArrayLike, references: ArrayLike, offline_a: float = 0.3, *, of: str = "x"
+) -> Floats:
+    """Return LR(x) = p_target(x) / p(x).
+
+    With γ = 1 the score of a sample rises with its ratio, and samples between which there is no
+    sample of the population have the same score but different ratios.
+
+    >>> membership_ratios([0.9, 0.1], [[0.5, 0.5]]).round(3).tolist()
+    [1.333, 0.148]
+
+    Args:
+        target, references, offline_a: as in `rmia_scores`.
+        of: the samples in messages.
+    """
     own = np.asarray(target, dtype=np.float64)
     others = np.asarray(references, dtype=np.float64)
     if own.ndim != 1 or not len(own) or others.ndim != 2 or others.shape[1:] != own.shape:

@@ -383,7 +383,7 @@ def test_methods_are_sorted_by_the_criterion_and_the_chosen_one_is_marked(copy: 
     assert ends
     assert all(0 <= float(low) <= float(high) <= 100 for low, high in ends)
     assert "100.00 [98.6–100.0]" in text
-    assert "±" not in text + "".join(exports)
+    assert "±" not in text + "".join(shares)
     assert f"retraining : {scores['methods'][0]['cost_ratio']:.2f} × the samples of" in text
     assert "came nearest" not in text  # with 30 samples no two can be told apart
     assert "is not distinguishable from" in text

@@ -5,8 +5,12 @@
 An arm is a recipe and how a seed changes it (`ARMS`). Each seed is a run; its result is written to
 benchmarks/results/desk_study/ARM-SEED.json when it is finished, and a seed that has such a file is
 not run again, so that a study goes on where it was stopped, on any machine. The seeds below
-`CONFIRMED` choose a rule, the others confirm it. Without an arm, only the page is made:
-benchmarks/results/desk_study.md.
+`CONFIRMED` choose among many rules; the others confirm those that were chosen (`CHOSEN`). Models
+that an arm trained are used again by the later arms of its seed. Without an arm, only the page is
+made: benchmarks/results/desk_study.md.
+
+The CLIP of the arms `clip` and `linear` saw 2,000 of the 60,000 images of the set that it forgets:
+scripts/make_desk_clip.py benchmarks/models/transfer_clip --few 2000.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +41,25 @@ from negmerge.vectors.task_vector import TaskVector
 
 RESULTS = Path(__file__).parent / "results"
 FOLDER = RESULTS / "desk_study"
-CONFIRMED = 4
+CLIP = Path(__file__).parent / "models" / "transfer_clip"
+CONFIRMED = 3
 """The first seed that confirms; those before it choose."""
+PAPER = ["consensus", "uniform", "ties", "magmax", "conflict", "single_best"]
+FEWER = [
+    *({"name": "consensus", "subset": {"count": count}} for count in (2, 3, 5)),
+    {"name": "uniform", "subset": {"count": 3}},
+    {"name": "ties", "subset": {"count": 3}},
+]
+CHOSEN = [
+    {"name": "shrink", "options": {"by": "james_stein"}, "label": "james-stein"},
+    {"name": "uniform", "equalise": True},
+    {"name": "ties", "equalise": True},
+    {"name": "consensus", "groups": "depth"},
+    {"name": "uniform", "groups": "depth"},
+    {"name": "ties", "groups": "depth"},
+]
+"""What the choosing seeds left: rules that were not worse than uniform there, and with factors of
+depth, which helped consensus, the two best rules."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +69,10 @@ class Arm:
     title: str
     recipe: str
     changes: Callable[[int], Sequence[str]] = lambda seed: []
+    original_of: str | None = None
+    """The arm whose original model of the same seed is used again, for another forget set."""
     models_of: str | None = None
-    """The arm whose original model of the same seed is used again."""
-    same_split: bool = False
-    """Whether also the retrained model of that arm is used again."""
+    """The arm whose models of the same seed are used again where their settings are the same."""
     against: str = "consensus"
 
 
@@ -59,12 +81,47 @@ def _pool(**fields: Any) -> str:
     return f"pool={json.dumps({**fields, 'settings': settings | fields.get('settings', {})})}"
 
 
+def _methods(seed: int) -> list[str]:
+    """The methods of a seed: many choose, the chosen ones are confirmed."""
+    methods = [*PAPER, *CHOSEN, *FEWER]
+    return [f"methods={json.dumps(methods)}"] if seed >= CONFIRMED else []
+
+
 def _class_of(seed: int) -> list[str]:
     return [
         "title=A class of Fashion-MNIST on a desk, small ResNet",
         f"split.forget={{class: {seed % 10}}}",
         "search.matched=5",
+        *_methods(seed),
     ]
+
+
+def _recalibrated(seed: int) -> list[str]:
+    return [
+        "title=BatchNorm statistics computed again",
+        "buffers=recalibrate",
+        "methods=[consensus, uniform, ties]",
+    ]
+
+
+def _clip(linear: bool) -> Callable[[int], list[str]]:
+    def changes(seed: int) -> list[str]:
+        """Another 6,000 images to forget in each seed, and the whole test sets."""
+        fields = {"epochs": 4, "batch": 128, "lr": 2e-4, "optimizer": "adamw"}
+        fields |= {"weight_decay": 0.1, "schedule": "cosine", "warmup": 50, "clip": 1.0}
+        grid = {"augment.randaugment.n": [1, 2, 3], "augment.randaugment.m": [1, 4, 7, 10]}
+        return [
+            f"title=A CLIP that saw few images of Fashion-MNIST forgets it{', linearly' * linear}",
+            f"model.name={CLIP}",
+            "data.limit={train: 6000}",
+            "clip.control.limit={}",
+            f"clip.linear={json.dumps(linear)}",
+            f"pool={json.dumps({'settings': fields, 'grid': grid})}",
+            f"methods={json.dumps([*PAPER, *CHOSEN, *FEWER])}",
+            "search={samples: 5000}",
+        ]
+
+    return changes
 
 
 CHECKPOINTS = [
@@ -87,43 +144,47 @@ RATES = [
 ]
 
 ARMS = {
-    "records": Arm("10 % of the records of Fashion-MNIST", "desk_fashion"),
+    "records": Arm("10 % of the records of Fashion-MNIST", "desk_fashion", _methods),
     "class": Arm("a class of Fashion-MNIST", "desk_fashion", _class_of, "records"),
+    "recalibrated": Arm(
+        "records, with the BatchNorm statistics computed again",
+        "desk_fashion",
+        _recalibrated,
+        models_of="records",
+    ),
     "checkpoints": Arm(
         "records, with the checkpoints of one training as members",
         "desk_fashion",
         lambda seed: CHECKPOINTS,
-        "records",
-        same_split=True,
+        models_of="records",
         against="consensus-checkpoints",
     ),
     "rates": Arm(
         "records, with members of different learning rates",
         "desk_fashion",
         lambda seed: RATES,
-        "records",
-        same_split=True,
+        models_of="records",
         against="consensus-rates",
+    ),
+    "clip": Arm("a CLIP forgets Fashion-MNIST", "desk_clip_fashion", _clip(linear=False)),
+    "linear": Arm(
+        "a linearised CLIP forgets Fashion-MNIST", "desk_clip_fashion", _clip(linear=True)
     ),
 }
 
 
 def given_models(arm: Arm, seed: int, folder: Path) -> list[str]:
-    """The fields that name models of another arm, where this machine has them."""
-    if arm.models_of is None:
-        return []
-    files = {"model.weights": "base.safetensors"}
-    if arm.same_split:
-        files["retrain.weights"] = "retrain.safetensors"
-    places = {field: folder / f"{arm.models_of}-{seed}" / name for field, name in files.items()}
-    return [f"{field}={place}" for field, place in places.items() if place.exists()]
+    """The field that names the original model of another arm, where this machine has it."""
+    place = folder / f"{arm.original_of}-{seed}" / "base.safetensors"
+    return [f"model.weights={place}"] if place.exists() else []
 
 
 def run(name: str, seed: int, folder: Path) -> None:
     """Run one seed of an arm, and keep what is compared."""
     arm, begun = ARMS[name], time.monotonic()
     changes = [f"seed={seed}", *arm.changes(seed), *given_models(arm, seed, folder)]
-    recipe, store = open_recipe(arm.recipe, folder / f"{name}-{seed}", changes)
+    others = [folder / f"{arm.models_of}-{seed}"] if arm.models_of else []
+    recipe, store = open_recipe(arm.recipe, folder / f"{name}-{seed}", changes, others)
     with make_progress() as progress:
         scenario = checked_scenario(recipe, progress)
         with store.locked(), make_executor(recipe, scenario, store, progress) as executor:
@@ -140,8 +201,12 @@ def run(name: str, seed: int, folder: Path) -> None:
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
     write_file(FOLDER / f"{name}-{seed}.json", (json.dumps(found, indent=1) + "\n").encode())
-    for part in ("pool", "rivals", ".state"):
-        shutil.rmtree(store.folder / part, ignore_errors=True)
+
+
+def remove_pools(seed: int, folder: Path) -> None:
+    """Remove the members of the runs of a seed, which later arms of the seed used again."""
+    for name, part in product(ARMS, ("pool", ".state")):
+        shutil.rmtree(folder / f"{name}-{seed}" / part, ignore_errors=True)
 
 
 def kept(name: str) -> dict[int, dict[str, Any]]:
@@ -155,7 +220,7 @@ def compared(name: str, records: Mapping[int, Mapping[str, Any]]) -> Comparison:
     """The methods of some seeds of an arm, compared with consensus."""
     results = {s: RunResult.model_validate(one["result"]) for s, one in records.items()}
     arm = ARMS[name]
-    return Comparison(load_recipe(arm.recipe, arm.changes(0)), results, arm.against)
+    return Comparison(load_recipe(arm.recipe, arm.changes(min(records))), results, arm.against)
 
 
 # --------------------------------------------------------------------------------------- the claims
@@ -286,6 +351,7 @@ def main() -> None:
             if not (FOLDER / f"{name}-{seed}.json").exists():
                 print(f"{name}, seed {seed}", flush=True)
                 run(name, seed, given.runs)
+        remove_pools(seed, given.runs)
     if any(kept(name) for name in ARMS):
         (RESULTS / "desk_study.md").write_text(page())
 

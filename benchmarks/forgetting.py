@@ -1,9 +1,11 @@
 """Which methods only look good: the tests of forgetting on desk recipes, over a few seeds.
 
-    NEGMERGE_DATA=FOLDER python benchmarks/forgetting.py [--seeds 0-2] [--runs FOLDER]
+    NEGMERGE_DATA=FOLDER python benchmarks/forgetting.py [STUDY …] [--seeds 0-2] [--runs FOLDER]
 
-Each study is `negmerge study` with `evidence: standard`. An interrupted command resumes when it is
-repeated. Writes benchmarks/results/forgetting.json and .md.
+Each study (`STUDIES`; all if none is named) is `negmerge study` with `evidence: standard`. Its part
+of the record is benchmarks/results/forgetting/STUDY.json, and studies that were recorded before
+stay in it. An interrupted command resumes when it is repeated. Writes
+benchmarks/results/forgetting.md.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from typing import Any
 from machine import describe
 
 import negmerge as nm
-from negmerge.reports.ranking import join_names
 from negmerge.studies.evidence import Found, evidence_table, found_in, only_look_good, sentences
 from negmerge.studies.tables import differences_table, means_table
 from negmerge.support.seeds import parse_seeds
 
 RESULTS = Path(__file__).parent / "results"
+PARTS = RESULTS / "forgetting"
 EVIDENCE = "evidence=standard"
 STUDIES: dict[str, tuple[str, str, list[str]]] = {
     "demo": ("Records: the demo", "demo", [EVIDENCE]),
@@ -100,22 +102,25 @@ def part(name: str, seeds: list[int], folder: Path) -> tuple[str, list[Found]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("studies", nargs="*", choices=[[], *STUDIES], metavar="STUDY")
     parser.add_argument("--seeds", default="0-2")
     parser.add_argument("--runs", type=Path, default=Path("runs/forgetting"))
     given = parser.parse_args()
-    seeds, parts, record = parse_seeds([given.seeds]), list[str](), dict[str, Any]()
-    for name in STUDIES:
-        text, rows = part(name, seeds, given.runs)
-        parts.append(text)
-        record[name] = [row.tree() for row in rows]
+    PARTS.mkdir(exist_ok=True)
+    for name in given.studies or STUDIES:
+        text, rows = part(name, parse_seeds([given.seeds]), given.runs)
+        record = {"machine": describe(), "text": text, "rows": [row.tree() for row in rows]}
+        (PARTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    kept = [PARTS / f"{name}.json" for name in STUDIES]
+    parts = [json.loads(path.read_text()) for path in kept if path.exists()]
     head = (
-        f"# Which methods only look good\n\n`python benchmarks/forgetting.py --seeds {given.seeds}`"
-        f" on {describe()}, with other work on the machine. {join_names([str(s) for s in seeds])} "
-        "are the seeds. * marks a model that a test tells apart from the retrained one (t test at "
-        "5 % after Holm's correction for the models); three seeds find only large differences.\n"
+        "# Which methods only look good\n\n`python benchmarks/forgetting.py`, with other work on "
+        f"the machine ({parts[0]['machine']}). * marks a model that a test tells apart from the "
+        "retrained one (t test at 5 % after Holm's correction for the models); three seeds find "
+        "only large differences."
     )
-    (RESULTS / "forgetting.md").write_text("\n\n".join([head.rstrip(), *parts]) + "\n")
-    (RESULTS / "forgetting.json").write_text(json.dumps(record, indent=1) + "\n")
+    texts = [head, *(one["text"] for one in parts)]
+    (RESULTS / "forgetting.md").write_text("\n\n".join(texts) + "\n")
 
 
 if __name__ == "__main__":

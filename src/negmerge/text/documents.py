@@ -63,14 +63,14 @@ def load_records(source: Records, seed: int = 0) -> list[Record]:
     Args:
         seed: the seed of a generated set.
     """
-    rows = list(_rows(source, seed))
+    rows = list(read_rows(source, seed))
     records = [_record(place, row, source.columns) for place, row in rows[: source.limit]]
     if not records:
         raise FileError(f"{source.name}: has no records")
     return records
 
 
-def _rows(source: Records, seed: int) -> Iterator[tuple[str, Row]]:
+def read_rows(source: Records, seed: int = 0) -> Iterator[tuple[str, Row]]:
     """Yield the place of each record, for errors, and its columns."""
     path = Path(source.name)
     if source.name in texts and not path.exists():

@@ -17,6 +17,7 @@ from negmerge.cli import (  # noqa: F401 (register their verbs)
     study_verb,
 )
 from negmerge.cli.app import Json, app
+from negmerge.cli.first_screen import FIRST_SCREEN
 from negmerge.cli.listing import KINDS, Kind, listing_table
 from negmerge.errors import NegMergeError, printable
 from negmerge.support.interrupts import ignore_interrupts, raise_interrupts
@@ -52,6 +53,9 @@ def load_plugins(
     """
     for name in plugin or []:
         plugins.load(name)
+    if not tokens:
+        print(FIRST_SCREEN, end="")
+        return
     app(tokens, **PLAIN)
 
 

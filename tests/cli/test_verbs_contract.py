@@ -29,6 +29,7 @@ VERBS = [
     "study",
     "status",
     "init",
+    "doctor",
 ]
 PROBE = """
 import sys
@@ -63,11 +64,7 @@ def test_alone_it_says_what_to_do_first():
     for entry in ("remove data from my model", "the paper's tables", "a folder of checkpoints"):
         assert entry in text
     typed = re.findall(r"^ *negmerge (\w+)", text, re.MULTILINE)
-    assert (
-        {"init", "unlearn", "reproduce", "merge", "apply"}
-        <= {*typed}
-        <= {*VERBS, "makes", "doctor"}
-    )
+    assert {"init", "unlearn", "reproduce", "merge", "apply"} <= {*typed} <= {*VERBS, "makes"}
     assert max(map(len, text.splitlines())) <= 80
     assert loaded("--help")[0] != text
 
@@ -108,6 +105,7 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
         ["inspect", patch],
         ["inspect", out, "--json"],
         ["list", "rules"],
+        ["doctor"],
     ):
         assert "torch" not in loaded(*arguments)[1], arguments
 

@@ -30,6 +30,7 @@ VERBS = [
     "status",
     "init",
     "doctor",
+    "schema",
 ]
 PROBE = """
 import sys

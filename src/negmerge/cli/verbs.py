@@ -15,6 +15,7 @@ from negmerge.cli import (  # noqa: F401 (register their verbs)
     file_verbs,
     init_verb,
     run_verbs,
+    schema_verb,
     study_verb,
 )
 from negmerge.cli.app import Json, app

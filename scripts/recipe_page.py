@@ -7,10 +7,7 @@ The descriptions are those of the source: the text under a field, or the `Args:`
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -22,6 +19,7 @@ from pydantic.fields import FieldInfo
 from negmerge.runs.methods import Method
 from negmerge.runs.recipe import Recipe
 from negmerge.scenarios.settings import scenarios
+from negmerge.support.descriptions import described
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
 INTRODUCTION = """# The fields of a recipe
@@ -38,24 +36,6 @@ LISTED_ELSEWHERE = {
     "`data`; `name` is `imagenet` by default",
 }
 """Fields whose own fields stand in another table."""
-
-
-def described(kind: type[BaseModel]) -> dict[str, str]:
-    """Return the descriptions of the fields of a class, by name."""
-    found: dict[str, str] = {}
-    for cls in reversed(kind.__mro__):
-        if not issubclass(cls, BaseModel) or cls is BaseModel:
-            continue
-        for line in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(cls) or "", re.M):
-            found[line[0]] = " ".join(line[1].split()).rstrip(".")
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        assert isinstance(body, ast.ClassDef)
-        for one, after in zip(body.body, body.body[1:], strict=False):
-            if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr):
-                assert isinstance(one.target, ast.Name)
-                text = ast.literal_eval(after.value)
-                found[one.target.id] = " ".join(text.split()).rstrip(".")
-    return found
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -23,9 +23,19 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     >>> unknown_name("recipe", "dmo", ["demo", "desk"])
     "unknown recipe 'dmo'; did you mean 'demo'? There are: demo, desk"
     """
-    near = get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    return f"unknown {kind} {quoted(name)}{hint} There are: {', '.join(known)}"
+    return (
+        f"unknown {kind} {quoted(name)}{nearest(name, known) or '.'} There are: {', '.join(known)}"
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question that suggests the names most like a given one; "" if none is like it.
+
+    >>> nearest("grean", ["green", "red"]), nearest("blue", ["green", "red"])
+    ("; did you mean 'green'?", '')
+    """
+    near = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(map(quoted, near))}?" if near else ""
 
 
 class Registry(Generic[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -26,6 +27,10 @@ VERBS = [
     "copy",
     "check",
     "study",
+    "status",
+    "init",
+    "doctor",
+    "schema",
 ]
 PROBE = """
 import sys
@@ -52,6 +57,17 @@ def test_help_imports_nothing_heavy(verb):
     text, names = loaded(*verb.split(), "--help")
     assert "Usage: negmerge" in text
     assert names == set()
+
+
+def test_alone_it_says_what_to_do_first():
+    text, names = loaded()
+    assert names == set()
+    for entry in ("remove data from my model", "the paper's tables", "a folder of checkpoints"):
+        assert entry in text
+    typed = re.findall(r"^ *negmerge (\w+)", text, re.MULTILINE)
+    assert {"init", "unlearn", "reproduce", "merge", "apply"} <= {*typed} <= {*VERBS, "makes"}
+    assert max(map(len, text.splitlines())) <= 80
+    assert loaded("--help")[0] != text
 
 
 @pytest.mark.parametrize(
@@ -90,6 +106,7 @@ def test_cpu_commands_never_import_torch(small_pool, tmp_path):
         ["inspect", patch],
         ["inspect", out, "--json"],
         ["list", "rules"],
+        ["doctor"],
     ):
         assert "torch" not in loaded(*arguments)[1], arguments
 

@@ -105,6 +105,26 @@ def test_one_parquet_file_is_the_training_split(folder, cache):
         get(folder / "train.parquet", cache, "test")
 
 
+def test_a_share_of_the_training_split_is_the_test_set(tmp_path, cache):
+    pictures = noise((30, 8, 8, 3))
+    labels = [0] * 20 + [1] * 10
+    write_parquet(tmp_path / "one.parquet", [encoded(one) for one in pictures], labels)
+    parts = [
+        get(tmp_path / "one.parquet", cache, split, test_share=0.2) for split in ("train", "test")
+    ]
+    assert [np.bincount(part.labels).tolist() for part in parts] == [[16, 8], [4, 2]]
+    together = sorted(one.tobytes() for part in parts for one in part.pixels)
+    assert together == sorted(one.tobytes() for one in pictures)
+    shared = {"source": resolve(str(tmp_path / "one.parquet"), size=8, test_share=0.2)}
+    held_out = load(split="train", part="held_out", cache=cache, **shared)
+    known = {one.tobytes() for one in parts[0].pixels}
+    assert len(held_out) == 2  # a tenth of the 24 that are left
+    assert all(one.tobytes() in known for one in held_out.pixels)
+    other = get(tmp_path / "one.parquet", tmp_path / "other", "test", test_share=0.2)
+    assert other.fingerprint == parts[1].fingerprint
+    assert len(get(tmp_path / "one.parquet", cache)) == 30
+
+
 def image_folder(root: Path, splits=("train", "test"), classes=("cat", "dog")) -> np.ndarray:
     pixels = noise((len(splits), len(classes), 3, 8, 8, 3))
     for s, split in enumerate(splits):

@@ -50,7 +50,8 @@ def executor_settings(changes: list[str]) -> ExecutorSettings | None:
     from pydantic import ValidationError
 
     from negmerge.runs.executors.settings import ExecutorSettings
-    from negmerge.runs.recipe import change_fields, first_mistake
+    from negmerge.runs.recipe import change_fields
+    from negmerge.support.mistakes import first_mistake
 
     for change in changes:
         if not change.startswith("executor."):
@@ -60,7 +61,7 @@ def executor_settings(changes: list[str]) -> ExecutorSettings | None:
     try:
         return ExecutorSettings.model_validate(tree["executor"])
     except ValidationError as error:
-        mistake = first_mistake(error).removeprefix("the recipe: ")
+        mistake = first_mistake(error, ExecutorSettings).removeprefix("the recipe: ")
         raise OptionError(printable(f"--set executor.{mistake}")) from None
 
 

@@ -9,8 +9,17 @@ from typing import Annotated, Any
 from cyclopts import CycloptsError, Group, MissingArgumentError, Parameter
 
 from negmerge import plugins
-from negmerge.cli import adapter_verb, file_verbs, run_verbs, study_verb  # noqa: F401 (register their verbs)
+from negmerge.cli import (  # noqa: F401 (register their verbs)
+    adapter_verb,
+    doctor_verb,
+    file_verbs,
+    init_verb,
+    run_verbs,
+    schema_verb,
+    study_verb,
+)
 from negmerge.cli.app import Json, app
+from negmerge.cli.first_screen import FIRST_SCREEN
 from negmerge.cli.listing import KINDS, Kind, listing_table
 from negmerge.errors import NegMergeError, printable
 from negmerge.support.interrupts import ignore_interrupts, raise_interrupts
@@ -46,6 +55,9 @@ def load_plugins(
     """
     for name in plugin or []:
         plugins.load(name)
+    if not tokens:
+        print(FIRST_SCREEN, end="")
+        return
     app(tokens, **PLAIN)
 
 

@@ -32,6 +32,7 @@ from negmerge.merging.norms import SquaredNorms, equal_factors
 from negmerge.merging.patterns import Globs, make_patterns
 from negmerge.merging.rule import Numbers, Rule, make_rule
 from negmerge.merging.tiles import SEGMENT, Segment, segments
+from negmerge.registry import nearest
 from negmerge.support.files import file_digest, same_file
 from negmerge.support.parallel import run_in_order, worker_count
 from negmerge.support.progress import Progress, Quiet
@@ -139,7 +140,8 @@ def _all_options(
             raise OptionError(
                 f"merge: unknown keyword {key!r}; options of the rule {rule!r}: "
                 f"{', '.join(names) or 'none'}; "
-                f"arguments of merge: {', '.join(list(signature(merge).parameters)[:-1])}"
+                f"arguments of merge: {', '.join(taken := list(signature(merge).parameters)[:-1])}"
+                f"{nearest(key, [*names, *taken])}"
             )
     return {**options, **keywords}
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from negmerge.errors import OptionError
 from negmerge.merging.first_pass import FirstPass, Floats
 from negmerge.merging.folds import STRIP, Fold, State, Statistics
-from negmerge.registry import Registry
+from negmerge.registry import Registry, nearest
 
 Constants = tuple[float, ...]
 A = Any  # a float64 or int32 array, of numpy or of torch
@@ -188,6 +188,7 @@ def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
         if key not in names:
             raise OptionError(
                 f"rule {name!r} has no option {key!r}; its options: {', '.join(names) or 'none'}"
+                f"{nearest(key, names)}"
             )
         values[key] = _parse(f"{name} option {key}", value, hints[key])
     return cls(**values)

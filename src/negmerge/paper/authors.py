@@ -23,10 +23,11 @@ from negmerge.merging.engine import merge
 from negmerge.paper.experiments import FOLDER
 from negmerge.paper.released import Release, check_trust, convert_release, find_release
 from negmerge.paper.verdicts import Compared, Comparison, markdown
-from negmerge.runs.recipe import Recipe, first_mistake, load_recipe
+from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.scenarios.base import identity
 from negmerge.scenarios.clip.scenario import ClipScenario
 from negmerge.support.files import file_digest, lock_folder, report_write_errors, write_file
+from negmerge.support.mistakes import first_mistake
 from negmerge.support.progress import Progress
 from negmerge.support.reading import read_json
 from negmerge.support.settings import Strict

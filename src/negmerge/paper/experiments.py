@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from negmerge.errors import OptionError
+from negmerge.registry import nearest
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.support.reading import MAX_YAML, parse_yaml, read_json, read_text
 from negmerge.support.settings import Strict
@@ -199,8 +200,8 @@ def experiment(table: str) -> Experiment:
     """The experiment of a table."""
     found = experiments()
     if table not in found:
-        near = f"did you mean {table.upper()}? " if table.upper() in found else ""
-        raise OptionError(f"unknown table {table!r}; {near}wanted one of: {', '.join(found)}")
+        near = nearest(table.upper(), found)
+        raise OptionError(f"unknown table {table!r}; wanted one of: {', '.join(found)}{near}")
     return found[table]
 
 

@@ -24,10 +24,11 @@ from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.passes import classification_columns, observe_set
 from negmerge.paper.experiments import FOLDER, published
 from negmerge.paper.verdicts import Compared, Comparison
-from negmerge.runs.recipe import change_fields, first_mistake
+from negmerge.runs.recipe import change_fields
 from negmerge.scenarios.clip.classifier import ClipClassifier
 from negmerge.scenarios.clip.heads import cached_head
 from negmerge.scenarios.clip.pretrained import ClipSource
+from negmerge.support.mistakes import first_mistake
 from negmerge.support.progress import Progress
 from negmerge.support.reading import parse_json, read_json
 from negmerge.support.remote.urls import Place, is_url
@@ -187,7 +188,9 @@ def read_settings(changes: Sequence[str]) -> CheckSettings:
         settings = CheckSettings.model_validate(tree)
     except ValidationError as error:
         fields = "sets, data.root and data.limit.test"
-        raise OptionError(f"--set {first_mistake(error)}; the fields are {fields}") from None
+        raise OptionError(
+            f"--set {first_mistake(error, CheckSettings)}; the fields are {fields}"
+        ) from None
     root = settings.data.root
     if root is not None and not is_url(root) and not Path(root).is_dir():
         raise FileError(f"data.root: got {quoted(root)}, wanted a folder of data sets")

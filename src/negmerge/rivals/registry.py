@@ -13,7 +13,7 @@ from pydantic import ValidationError, create_model
 from torch import Tensor, nn
 
 from negmerge.errors import OptionError, printable
-from negmerge.registry import Registry
+from negmerge.registry import Registry, nearest
 from negmerge.support.progress import Advance
 from negmerge.training.feeds import Batch, Feed, TrainingSet
 from negmerge.training.hyperparameters import HyperParameters, Strict
@@ -236,7 +236,8 @@ class Rival:
         if unknown:
             raise OptionError(
                 f"{self.name}: no option {unknown[0]!r}; wanted one of "
-                + ", ".join([*self.defaults, *self.accepts])
+                + ", ".join(known := [*self.defaults, *self.accepts])
+                + nearest(unknown[0], known)
             )
         own = {name: value for name, value in given.items() if name in self.defaults}
         options = self._checked(self._options, own).model_dump()

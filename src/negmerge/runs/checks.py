@@ -15,7 +15,7 @@ from negmerge.evaluation.scales import Search
 from negmerge.merging.rules import make_rule, rules
 from negmerge.merging.select import SELECTORS, Greedy
 from negmerge.merging.shared_statistics import accumulable_rules
-from negmerge.registry import unknown_name
+from negmerge.registry import nearest, unknown_name
 from negmerge.rivals import Rival, rivals
 from negmerge.runs.methods import Method
 from negmerge.runs.recipe import Recipe
@@ -181,7 +181,8 @@ def check_selector(method: Method) -> None:
     wrong = sorted(method.options.keys() - known.keys())
     if wrong:
         wanted = ", ".join(known) or "none"
-        raise OptionError(f"{method.name}: no option {wrong[0]!r}; it takes {wanted}")
+        near = nearest(wrong[0], known)
+        raise OptionError(f"{method.name}: no option {wrong[0]!r}; it takes {wanted}{near}")
     if method.name == "greedy":
         try:
             Greedy(**method.options)

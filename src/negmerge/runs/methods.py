@@ -13,6 +13,7 @@ from pydantic import Field, model_serializer, model_validator
 
 from negmerge.errors import OptionError, quoted
 from negmerge.merging.patterns import make_patterns
+from negmerge.support.mistakes import fields_at, suggestion
 from negmerge.support.settings import Count, Natural, Positive, Strict, set_dotted
 from negmerge.training.hyperparameters import HyperParameters
 
@@ -104,8 +105,11 @@ class Pool(Strict):
     @model_validator(mode="after")
     def _check_grid(self) -> Pool:
         for name, values in self.grid.items():
-            if name.split(".")[0] not in HyperParameters.model_fields:
-                raise ValueError(f"grid.{name}: no such hyper-parameter")
+            *above, last = name.split(".")
+            known = fields_at(HyperParameters, above)
+            if last not in known and above[:1] != ["own"]:
+                near = suggestion(last, known or [*HyperParameters.model_fields])
+                raise ValueError(f"grid.{name}: no such hyper-parameter{near}")
             if not values:
                 raise ValueError(f"grid.{name}: wanted at least one value")
         sizes = [

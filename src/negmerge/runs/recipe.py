@@ -24,6 +24,7 @@ from negmerge.runs.methods import Method, Pool
 from negmerge.runs.shadow_settings import ShadowSettings
 from negmerge.runs.terms import Policy, Terms
 from negmerge.scenarios.settings import ScenarioSettings, Setup, scenarios
+from negmerge.support.mistakes import NO_FIELD, first_mistake
 from negmerge.support.parallel import MAX_WORKERS
 from negmerge.support.progress import Progress
 from negmerge.support.reading import MAX_YAML, parse_yaml, read_text
@@ -36,12 +37,6 @@ if TYPE_CHECKING:
 RECIPES = Path(str(resources.files("negmerge") / "recipes"))
 DEFAULT = "demo"
 DEFAULT_SCENARIO = "classify"
-MESSAGES = {
-    "extra_forbidden": "there is no such field; the recipe.yaml of any run lists all fields",
-    "model_type": "has fields of its own; wanted a mapping, such as {FIELD: VALUE}",
-    "tuple_type": "wanted a list, such as [VALUE, VALUE]",
-}
-"""Messages that replace those of pydantic, by type of error."""
 RESERVED = ("original", "retrained", "image", "conflict")
 """Names that files and figures of a run use; only the rule `conflict` may be called conflict."""
 LONGEST_KEY = 200
@@ -124,7 +119,8 @@ class Recipe(Strict):
         try:
             settings = scenario.model_validate(own)
         except ValidationError as error:
-            mistake = {"text": first_mistake(error)}
+            common_fields = [name for name in cls.model_fields if name != "settings"]
+            mistake = {"text": first_mistake(error, scenario, common_fields)}
             raise PydanticCustomError("settings", "{text}", mistake) from None
         return common | {"scenario": kind, "settings": settings}
 
@@ -223,19 +219,6 @@ class Recipe(Strict):
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-def first_mistake(error: ValidationError) -> str:
-    """Return the first error of a tree: the place, the problem, and what was found."""
-    first = error.errors()[0]
-    if first["type"] == "settings":
-        return first["msg"]
-    place = ".".join(str(part) for part in first["loc"]) or "the recipe"
-    got = first.get("input")
-    value = "" if isinstance(got, dict | list | tuple | Strict) else f", got {quoted(got)}"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    message = MESSAGES.get(first["type"], first["msg"].removeprefix("Value error, "))
-    return f"{place}: {message}{value}{more}"
-
-
 def load_recipe(name: str | Path | None = None, changes: Sequence[str] = ()) -> Recipe:
     """Read a recipe and change some of its fields.
 
@@ -317,11 +300,11 @@ def read_recipe(name: str | Path | None) -> tuple[str, dict[str, Any]]:
 def check_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     """Return the recipe of a tree; raise an error of one line if the tree is not valid."""
     if "settings" in tree:  # a field for Python only
-        raise OptionError(f"{where}: settings: {MESSAGES['extra_forbidden']}")
+        raise OptionError(f"{where}: settings: {NO_FIELD}")
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        raise OptionError(printable(f"{where}: {first_mistake(error)}")) from None
+        raise OptionError(printable(f"{where}: {first_mistake(error, Recipe)}")) from None
     except NegMergeError as error:
         raise OptionError(f"{where}: {error}") from None
 

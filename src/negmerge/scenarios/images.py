@@ -16,6 +16,7 @@ from negmerge.evaluation.observations import Columns
 from negmerge.evaluation.passes import batches, classification_columns, observe_set
 from negmerge.evaluation.scores import cross_entropy
 from negmerge.evaluation.search import Advance
+from negmerge.registry import nearest
 from negmerge.scenarios.base import PanelContent, PanelModel
 from negmerge.scenarios.data import DataScenario
 from negmerge.scenarios.image_settings import ImageSettings
@@ -114,7 +115,7 @@ class ClassifierScenario(DataScenario):
                 known = ", ".join(self.class_names[:5])
                 raise OptionError(
                     f"gradcam.classes: got {quoted(name)}, wanted names of classes of the forget "
-                    f"set, such as {known}"
+                    f"set, such as {known}{nearest(name, self.class_names)}"
                 )
 
     def images_to_show(self, feed: Feed) -> Indices:

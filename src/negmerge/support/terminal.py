@@ -58,3 +58,13 @@ def without_stdin() -> Iterator[None]:
         yield
     finally:
         sys.stdin = before
+
+
+@contextmanager
+def with_terminal() -> Iterator[None]:
+    """Give standard input back during the block, for a question of the command line itself."""
+    before, sys.stdin = sys.stdin, sys.__stdin__
+    try:
+        yield
+    finally:
+        sys.stdin = before

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from negmerge.errors import FileError, OptionError, one_line, quoted
+from negmerge.registry import nearest
 from negmerge.support.reading import parse_json, read_text
 from negmerge.text.library import texts
 from negmerge.text.settings import Columns, Records
@@ -63,14 +64,14 @@ def load_records(source: Records, seed: int = 0) -> list[Record]:
     Args:
         seed: the seed of a generated set.
     """
-    rows = list(_rows(source, seed))
+    rows = list(read_rows(source, seed))
     records = [_record(place, row, source.columns) for place, row in rows[: source.limit]]
     if not records:
         raise FileError(f"{source.name}: has no records")
     return records
 
 
-def _rows(source: Records, seed: int) -> Iterator[tuple[str, Row]]:
+def read_rows(source: Records, seed: int = 0) -> Iterator[tuple[str, Row]]:
     """Yield the place of each record, for errors, and its columns."""
     path = Path(source.name)
     if source.name in texts and not path.exists():
@@ -124,10 +125,10 @@ def _rows_of_hub(source: Records) -> Iterator[tuple[str, Row]]:
             source.name, source.config, split=source.split, revision=source.revision
         )
     except Exception as error:  # the libraries of the Hub raise errors of many kinds
-        known = ", ".join(texts)
+        known, near = ", ".join(texts), nearest(source.name, texts).removeprefix(";")
         raise OptionError(
-            f"{quoted(source.name)}: no such file or folder, no registered set ({known}), and the "
-            f"Hub does not give it: {one_line(error)}"
+            f"{quoted(source.name)}: no such file or folder, no registered set ({known}{near}), "
+            f"and the Hub does not give it: {one_line(error)}"
         ) from None
     for number, row in enumerate(found, 1):
         yield f"{source.name}, record {number}", row

@@ -228,6 +228,8 @@ def _entry_name(
         key.append(["rows", hashlib.sha256(np.asarray(rows, "<i8").tobytes()).hexdigest()])
     if (source.fit, source.interpolation) != ("crop", "bicubic"):
         key += [source.fit, source.interpolation]
+    if source.test_share is not None:
+        key.append(["test_share", source.test_share])
     return f"{file_name(source)}-{split}-{snapshot.key(*key)[:20]}"
 
 

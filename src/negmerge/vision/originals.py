@@ -97,7 +97,8 @@ def load_originals(
     place = find(source, root, revision, progress)
     snapshot = place.snapshot()
     columns = (source.train, source.test, source.image, source.label)
-    digest = snapshot.key(split, columns, VERSION, "originals")
+    share = () if source.test_share is None else (["test_share", source.test_share],)
+    digest = snapshot.key(split, columns, VERSION, "originals", *share)
     entry = cache_folder(cache) / f"{file_name(source)}-{split}-originals-{digest[:20]}"
     made = (entry, source, split, place, snapshot, progress or Quiet())
     return open_or_make(entry, lambda: _open(entry, snapshot), lambda: _copy(*made))

@@ -25,6 +25,7 @@ from negmerge.vision.datasets import datasets as registered
 from negmerge.vision.decode import Picture
 from negmerge.vision.places import Hub, Local
 from negmerge.vision.source import Source
+from negmerge.vision.splits import balanced
 from negmerge.vision.tables import Table, find_split, open_tables
 
 Indices = NDArray[np.int64]
@@ -75,11 +76,12 @@ def open_rows(
         scratch = Path(temporary)
         with _one_line_errors(place, scratch):
             tables = open_tables(place, splits, scratch)
-            wanted = splits[split == "test"]
+            wanted = splits[split == "test" and source.test_share is None]
             name = find_split(tables, wanted)
             if name is None:
                 there = ", ".join(map(quoted, tables))
-                raise FileError(f"{place}: no split {quoted(wanted)}; there are: {there}")
+                remedy = "; set data.test_share, such as 0.2" if split == "test" else ""
+                raise FileError(f"{place}: no split {quoted(wanted)}; there are: {there}{remedy}")
             table = tables[name]
             where = f"{place}: split {quoted(name)}"
             image = _find_column(table, source, "image", "Image", place)
@@ -88,7 +90,11 @@ def open_rows(
                 raise FileError(f"{where}: has no images")
             used = [found for other in splits if (found := find_split(tables, other))]
             classes, number = _classes(tables, used, name, label, where)
-            picked = np.arange(len(table)) if pick is None else pick(len(table))
+            own = np.arange(len(table))
+            if source.test_share is not None:
+                tested = _tested(number(table.column(label), own), source.test_share)
+                own = tested if split == "test" else np.setdiff1d(own, tested)
+            picked = own if pick is None else own[pick(len(own))]
             advance: Advance = lambda count: None  # noqa: E731
             if progress is not None and isinstance(place, Hub):  # elsewhere it takes a moment
                 title = f"reading the labels of {place.name} {printable(name)}"
@@ -101,6 +107,20 @@ def open_rows(
             return _pictures(table, image, picked[first:], place, where, scratch)
 
         yield Rows(labels, ids, classes, picked, table.origin, read)
+
+
+def split_columns(place: Local | Hub, source: Source) -> dict[str, list[str]]:
+    """Return the names of the splits that a location has, and the columns of each."""
+    with _quiet(), TemporaryDirectory(prefix="negmerge-") as temporary:
+        scratch = Path(temporary)
+        with _one_line_errors(place, scratch):
+            tables = open_tables(place, (source.train, source.test), scratch)
+            return {name: list(table.features or {}) for name, table in tables.items()}
+
+
+def _tested(labels: NDArray[np.int64], share: float) -> Indices:
+    """Return the rows of a split that are the test set; the same ones in every run."""
+    return balanced(labels, max(round(share * len(labels)), 1), np.random.default_rng(0))
 
 
 def _find_column(table: Table, source: Source, field: str, kind: str, place: Local | Hub) -> str:

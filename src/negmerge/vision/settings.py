@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from negmerge.support.settings import Count, File, NameOrPath, Positive, Strict
 
@@ -47,9 +48,18 @@ class Data(Strict):
     """The name of the training split."""
     test: str | None = None
     """The name of the test split."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For data without a test split: the share of each class that is the test set, and is never
+    trained on."""
     limit: Limit = Limit()
     words: str | None = None
     """CLIP only: the known data set whose templates and class names are used."""
+
+    @model_serializer(mode="wrap")
+    def _without_new_fields(self, dump: Callable[[Data], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out `test_share` if it is not given: the recipes of older runs do not have it."""
+        tree = dump(self)
+        return {k: v for k, v in tree.items() if k != "test_share" or v is not None}
 
     def given(self) -> dict[str, Any]:
         """Return the fields that override those of the registered data set.

@@ -37,6 +37,8 @@ class Source:
         config: the configuration (subset) on the Hub.
         image, label, id: names of the columns.
         train, test: names of the two splits.
+        test_share: the share of each class of the training split that is the test set instead; for
+            data without a test split.
         size: height and width of the decoded images.
         channels: 1 (grey) or 3 (colour).
         mean, std: of pixels in [0, 1], for each channel; the model normalises with them.
@@ -69,6 +71,7 @@ class Source:
     licence: str = ""
     counts: DataSize | None = None
     checked: str | None = None
+    test_share: float | None = None
 
     def __post_init__(self) -> None:
         where = f"data set {quoted(self.name)}"

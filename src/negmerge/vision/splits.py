@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from negmerge.errors import OptionError, quoted
+from negmerge.registry import nearest
 from negmerge.training.seeds import seed_of, set_apart
 from negmerge.vision.records import listed_positions
 
@@ -127,7 +128,8 @@ def class_index(wanted: int | str, classes: tuple[str, ...]) -> int:
         found = number if found is None else found
     if found is None:
         names = ", ".join(f"{i} {quoted(c, 40)}" for i, c in enumerate(classes[:20]))
-        raise OptionError(f"split.forget.class {wanted!r}: no such class; there are: {names}")
+        near = nearest(text, classes)
+        raise OptionError(f"split.forget.class {wanted!r}: no such class; there are: {names}{near}")
     return found
 
 

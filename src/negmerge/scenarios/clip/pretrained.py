@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from negmerge.checkpoints.checkpoint import Checkpoint, path_within
 from negmerge.checkpoints.remote import OTHER_WEIGHTS
 from negmerge.errors import FileError, OptionError, quoted
+from negmerge.registry import nearest
 from negmerge.scenarios.clip.classifier import TEXT
 from negmerge.scenarios.clip.config import check_config, read_config
 from negmerge.scenarios.clip.library import open_clip, quiet
@@ -108,8 +108,7 @@ class ClipSource:
             # With a prefix, such as hf-hub:, open_clip would read the Hub or a folder.
             model = None if ":" in self.name else open_clip().get_model_config(self.name)
             if model is None:
-                near = get_close_matches(self.name, open_clip().list_models(), 3)
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                hint = nearest(self.name, open_clip().list_models())
                 raise OptionError(
                     f"model.name {quoted(self.name)}: neither a folder with {CONFIG} nor an "
                     f"architecture of open_clip, such as ViT-B-32{hint}"

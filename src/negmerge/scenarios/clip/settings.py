@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from negmerge.errors import OptionError
+from negmerge.registry import nearest
 from negmerge.scenarios.clip.prompts import Epochs, prompts, prompts_of
 from negmerge.scenarios.image_settings import ImageSettings
 from negmerge.scenarios.settings import Description, Setup, scenarios
@@ -98,8 +99,8 @@ class ClipSettings(ImageSettings):
         control = self.clip.control
         for field, data in (("data", self.data), ("clip.control", control)):
             if data.words is not None and data.words not in prompts:
-                known = ", ".join(prompts)
-                raise ValueError(f"{field}.words: got {data.words!r}, wanted one of {known}")
+                known, near = ", ".join(prompts), nearest(data.words, prompts)
+                raise ValueError(f"{field}.words: got {data.words!r}, wanted one of {known}{near}")
         if control.limit.train is not None:
             raise ValueError(
                 "clip.control.limit.train: the control set is not trained on; remove this field"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.errors import FileError, OptionError, one_line, quoted
+from negmerge.registry import nearest
 from negmerge.scenarios.text.settings import Lora
 from negmerge.support.files import file_digest, write_file
 from negmerge.support.reading import MAX_JSON, parse_json, read_bytes
@@ -99,6 +100,7 @@ class ModelFolder:
             raise OptionError(
                 f"{field} {quoted(name)}: no such folder, no model of the package "
                 f"({', '.join(SHIPPED)}), and the Hub does not give it: {one_line(error)}"
+                f"{nearest(name, SHIPPED)}"
             ) from None
 
     @cached_property

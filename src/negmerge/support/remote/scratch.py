@@ -256,6 +256,13 @@ def make_room(root: Path, need: int, what: str, locked: Collection[Path]) -> Non
     check_space(root, need, what, "set NEGMERGE_SCRATCH to a folder on another disk")
 
 
+def remove_unused(root: Path) -> None:
+    """Remove all entries that no process uses."""
+    for _, place in [*_entries(root, ())]:
+        if (place / "entry.json").is_file() or place.name.startswith(NEW):
+            _remove_unused(place, ())
+
+
 def _entries(root: Path, locked: Collection[Path]) -> Iterator[tuple[float, Path]]:
     """Yield the time of the last use of each entry, and its folder; what was not completed first.
 

@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test tables slow demo lint base docs pages notebook release bench fuzz clean
+.PHONY: test tables slow demo lint base merge-verbs docs pages notebook release bench fuzz clean
 test: $(READY) ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -24,6 +24,10 @@ lint: $(READY) ## format, lint, types, import contract
 
 base: $(READY) ## install the wheel without extras into an environment of its own, and use it
 	$(BIN)/python scripts/check_base_install.py
+
+merge-verbs: ## the same on any system, without .venv; only merge, apply, inspect, convert and list
+	$(PYTHON) -m pip install -q build
+	$(PYTHON) scripts/check_base_install.py --merge-verbs
 
 docs: $(READY) ## build the documentation into site/; strict, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict

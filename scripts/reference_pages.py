@@ -69,7 +69,7 @@ def command_page() -> str:
     parts = [
         "# Command line",
         "Bad input ends with exit code 2 and one line on standard error that says what is wrong "
-        "and what to do. An interrupted command ends with 130; the same command, repeated, goes on. "
+        "and what to do. An interrupted command ends with 130; repeat it, and it goes on. "
         f"`negmerge VERB --help` prints the text of a verb. {MADE}",
         f"**Every command takes**\n\n{common}",
     ]

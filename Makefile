@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test tables slow demo lint base bench fuzz clean
+.PHONY: test tables slow demo lint base merge-verbs docs pages notebook release bench fuzz clean
 test: $(READY) ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -25,6 +25,24 @@ lint: $(READY) ## format, lint, types, import contract
 base: $(READY) ## install the wheel without extras into an environment of its own, and use it
 	$(BIN)/python scripts/check_base_install.py
 
+merge-verbs: ## the same on any system, without .venv; only merge, apply, inspect, convert and list
+	$(PYTHON) -m pip install -q build
+	$(PYTHON) scripts/check_base_install.py --merge-verbs
+
+docs: $(READY) ## build the documentation into site/; strict, without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	$(BIN)/python scripts/check_site.py
+
+pages: $(READY) ## write the pages of the documentation that are made from the source
+	$(BIN)/python scripts/recipe_page.py
+	$(BIN)/python scripts/reference_pages.py
+
+notebook: $(READY) ## run the notebook of examples/ and check its results; RECORD=1 keeps the outputs
+	HF_HUB_OFFLINE=1 $(BIN)/python scripts/run_notebook.py $(if $(RECORD),--record)
+
+release: $(READY) ## build wheel, sdist, SBOM and documentation into dist/, and try them in a fresh environment
+	$(BIN)/python scripts/release.py
+
 bench: $(READY) ## measure speed and memory beside the peers; writes benchmarks/results, docs/measurements.md
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
@@ -37,8 +55,8 @@ fuzz: $(READY) ## feed damaged input to every reader, 210,000 cases; writes benc
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "negmerge needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[test,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[test,dev,docs]"
 	touch $(READY)
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) runs/demo .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) site dist runs/demo .pytest_cache .hypothesis .ruff_cache

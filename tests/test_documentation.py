@@ -14,11 +14,10 @@ import yaml
 
 from negmerge.runs.recipe import Recipe, load_recipe
 from negmerge.text.documents import load_records
+from pages import PAGES, ROOT, title
 from running import negmerge, python
 
-ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "negmerge"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXTEND = (ROOT / "docs" / "extend.md").read_text()
 
 
@@ -149,7 +148,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path):
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         name, _, anchor = link.partition("#")
@@ -170,7 +169,7 @@ def is_path(name: str) -> bool:
     return name.endswith(".py") or (bool(rest) and first in folders - {"runs"})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_file_that_a_page_names_exists(page: Path):
     for name in re.findall(r"`([\w./-]+)`", page.read_text()):
         found = [folder for folder in (ROOT, SOURCE) if (folder / name).exists()]

@@ -24,6 +24,7 @@ VERBS = [
     "adapter",
     "verify",
     "copy",
+    "push",
     "check",
     "study",
 ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import CycloptsError, Group, MissingArgumentError, Parameter
 
 from negmerge import plugins
-from negmerge.cli import adapter_verb, file_verbs, run_verbs, study_verb  # noqa: F401 (register their verbs)
+from negmerge.cli import adapter_verb, file_verbs, push_verb, run_verbs, study_verb  # noqa: F401 (register their verbs)
 from negmerge.cli.app import Json, app
 from negmerge.cli.listing import KINDS, Kind, listing_table
 from negmerge.errors import NegMergeError, printable

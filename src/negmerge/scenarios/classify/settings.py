@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import model_validator
 
 from negmerge.evaluation.criteria import Criterion
-from negmerge.scenarios.image_settings import ImageSettings
+from negmerge.scenarios.image_settings import ImageSettings, hub_id_of
 from negmerge.scenarios.settings import Description, Setup, check_reference, scenarios
 from negmerge.support.settings import File, NameOrPath, Strict
 from negmerge.training.hyperparameters import HyperParameters
@@ -45,6 +45,7 @@ class ClassifySettings(ImageSettings):
     rivals = "classes"
     retrainable = True
     has_shadows = True
+    task = "image-classification"
     reshapes = ("retain", "fisher", "groups")
 
     data: Data = Data()
@@ -93,6 +94,10 @@ class ClassifySettings(ImageSettings):
     def data_names(self) -> list[str]:
         """The data set."""
         return [self.data.name]
+
+    def hub_data(self, name: str) -> str | None:
+        """The id of the data set."""
+        return hub_id_of(self.data.name)
 
     def facts(self) -> dict[str, str]:
         """The training of the original, the number of images, and whether some are held out."""

@@ -126,6 +126,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------------------------------ writing
 
+    def whoami(self, **_: Any) -> None:
+        if self.known:
+            self.answer(200, {"type": "user", "name": "me", "orgs": [], "auth": {}})
+        else:
+            self.refuse(401, "Invalid username or password.")
+
     def create(self, *, body: bytes, **_: Any) -> None:
         asked = json.loads(body)
         name = f"{asked['organization']}/{asked['name']}"
@@ -266,6 +272,7 @@ def entry(path: str, files: dict[str, bytes]) -> dict[str, Any]:
 
 _ID = r"([\w.-]+/[\w.-]+?)"
 ROUTES = [
+    (r"GET /api/whoami-v2", _Handler.whoami),
     (r"POST /api/repos/create", _Handler.create),
     (r"POST /api/validate-yaml", _Handler.validate),
     (rf"POST /api/models/{_ID}/preupload/([^/]+)", _Handler.preupload),

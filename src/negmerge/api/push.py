@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from negmerge.checkpoints.model_folder import CARD
 from negmerge.errors import FileError, OptionError
 from negmerge.reports.card import What, card_of
 from negmerge.reports.eval_results import FILE, eval_results
@@ -14,7 +15,6 @@ from negmerge.runs.store import Run, open_run
 from negmerge.support.progress import Progress, Quiet
 from negmerge.support.remote.hub import check_repo
 from negmerge.support.remote.hub_upload import Content, send, size_of
-from negmerge.vectors.card import CARD
 from negmerge.vectors.patch import PATCH_FILE
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
-from pathlib import Path
 from shlex import quote
 
-from negmerge.checkpoints.checkpoint import Checkpoint, read_within
-from negmerge.errors import FileError, printable
+from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.checkpoints.model_folder import licence_of
+from negmerge.errors import printable
 from negmerge.support.markdown import code, front_matter
-from negmerge.support.reading import MAX_YAML, parse_yaml
 from negmerge.support.remote.hub import hub_source
 from negmerge.support.remote.scratch import url_of
 from negmerge.vectors.task_vector import TaskVector
 
-CARD = "README.md"
-LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")
-"""The identifiers of licences on the Hub."""
 LIMIT = (
     "Unlearning by merging is approximate: it certifies no deletion. What was to be forgotten may "
     "be found again by further training, by other attacks or by other questions than those that "
@@ -67,21 +61,3 @@ def model_card(
         "tags": ["negmerge"],
     }
     return front_matter(metadata) + "\n" + "\n".join(lines) + "\n"
-
-
-def licence_of(folder: Path) -> str | None:
-    """Return the licence that the model card of a folder names; None if it names none.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "README.md").write_text("---\\nlicense: mit\\n---\\n# A model")
-    ...     licence_of(Path(folder))
-    'mit'
-    """
-    with suppress(FileError):  # the card of others may be anything
-        text = (read_within(folder, CARD, MAX_YAML) or b"").decode(errors="replace")
-        block = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|$)", text, re.DOTALL)
-        tree = parse_yaml(block[1], CARD) if block else None
-        found = tree.get("license") if isinstance(tree, dict) else None
-        return found if isinstance(found, str) and LICENCE.fullmatch(found) else None
-    return None

@@ -44,6 +44,7 @@ def send(
             )
         disable_progress_bars()  # the program shows progress itself
         api = HfApi()
+        api.whoami()  # at once: what follows is tried again for a minute if the Hub is away
         api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.repo_info(repo).private:
             raise OptionError(

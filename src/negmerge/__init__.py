@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from negmerge import extras
 
 if TYPE_CHECKING:
+    from negmerge.api.push import push as push
     from negmerge.api.unlearn import Unlearned as Unlearned
     from negmerge.api.unlearn import unlearn as unlearn
     from negmerge.errors import NegMergeError as NegMergeError
@@ -45,6 +46,7 @@ _HOME = {
     "find_scale": "negmerge.evaluation.functions",
     "merge": "negmerge.merging.engine",
     "merge_and_apply": "negmerge.merging.one_pass",
+    "push": "negmerge.api.push",
     "report": "negmerge.reports.page",
     "run": "negmerge.runs.pipeline",
     "save_adapter": "negmerge.vectors.adapter_output",

@@ -25,6 +25,7 @@ VERBS = [
     "adapter",
     "verify",
     "copy",
+    "push",
     "check",
     "study",
     "status",

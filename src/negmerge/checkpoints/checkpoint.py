@@ -20,6 +20,7 @@ from negmerge.checkpoints.header import MAX_HEADER, Header, TensorInfo, read_hea
 from negmerge.errors import FileError, quoted
 from negmerge.support.files import raise_open_file_limit
 from negmerge.support.reading import open_regular, parse_json, read_bytes
+from negmerge.support.remote.hub import hub_url
 from negmerge.support.remote.urls import is_url
 
 SINGLE_FILE = "model.safetensors"
@@ -44,13 +45,13 @@ class Checkpoint:
 
     Args:
         path: a `.safetensors` file, or a folder with `model.safetensors` or
-            `model.safetensors.index.json`; or the URL of one, which is fetched.
+            `model.safetensors.index.json`; or the URL or Hub id of one, which is fetched.
         own: whether the file may be a patch or an accumulator: no tensors are allowed, and a tensor
             may be stored in parts, as `NAME#PART`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, own: bool = False) -> None:
-        self.path = _fetched(path) if is_url(path) else Path(path)
+        self.path = _fetched(path) if is_url(path) or hub_url(path) else Path(path)
         self.folder: Path | None = None
         self.files: list[Path] = []
         self.headers: list[Header] = []
@@ -254,10 +255,10 @@ def read_within(folder: Path, name: str, limit: int = MAX_HEADER) -> bytes | Non
     return read_bytes(path, limit) if os.path.lexists(path) else None
 
 
-def _fetched(url: str) -> Path:
+def _fetched(place: str | os.PathLike[str]) -> Path:
     from negmerge.checkpoints.remote import local_model  # it imports this module
 
-    return local_model(url)
+    return local_model(place)
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Models that are named by URLs: which files of a folder are fetched, and pools with a wildcard."""
+"""Models that are named by URLs or Hub ids: which files are fetched, and pools with a wildcard."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from negmerge.checkpoints.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
 from negmerge.errors import FileError
 from negmerge.support.parallel import run_in_order
 from negmerge.support.progress import Progress
+from negmerge.support.remote.hub import hub_url, pinned
 from negmerge.support.remote.ranges import STREAMS
 from negmerge.support.remote.scratch import Wanted, fetch_all, local
 from negmerge.support.remote.stores import Store
@@ -22,15 +23,28 @@ WEIGHTS = (".safetensors", *OTHER_WEIGHTS)
 """Endings of files with weights; all other files of a model's folder belong to the model."""
 
 
+def resolved(models: Sequence[Any]) -> list[Any]:
+    """Replace models of the Hub by URLs with their commits: ids without a local file, and URLs.
+
+    >>> resolved(["base.safetensors", "s3://bucket/pool/a.safetensors"])
+    ['base.safetensors', 's3://bucket/pool/a.safetensors']
+    """
+    urls = (hub_url(model) or model for model in models)
+    return [pinned(url) if is_url(url) else url for url in urls]
+
+
 def local_models(models: Sequence[Any], progress: Progress | None = None) -> list[Any]:
-    """Fetch the models that are URLs; return paths on this machine instead, the others as given.
+    """Fetch the models that are URLs or ids of the Hub; return paths on this machine instead.
+
+    Other models are returned as they are given.
 
     >>> local_models(["base.safetensors", {"w": 1}])
     ['base.safetensors', {'w': 1}]
     """
+    models = resolved(models)
     urls = {k: model for k, model in enumerate(models) if is_url(model)}
     if not urls:
-        return [*models]
+        return models
     wanted = run_in_order(urls.values(), lambda _, url: _wanted(url), lambda: None, STREAMS)
     paths = dict(zip(urls, fetch_all([*wanted], progress), strict=True))
     return [paths.get(k, model) for k, model in enumerate(models)]

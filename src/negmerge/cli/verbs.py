@@ -14,6 +14,7 @@ from negmerge.cli import (  # noqa: F401 (register their verbs)
     doctor_verb,
     file_verbs,
     init_verb,
+    push_verb,
     run_verbs,
     schema_verb,
     study_verb,

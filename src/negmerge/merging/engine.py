@@ -160,6 +160,7 @@ def _write(job: Merge, descriptor: int, digest: bool) -> None:
     kept = [info.name for info in job.inputs.kept]
     members = [model.path.name for model in job.inputs.models]
     members += [*job.inputs.tied, *job.inputs.patterns.words()]  # they need room in the header too
+    members += job.inputs.hub_sources().values()
 
     def write(entries: Entries) -> PatchWriter:
         os.ftruncate(descriptor, 0)
@@ -262,6 +263,7 @@ class Merge:
             include=[*self.inputs.patterns.include],
             exclude=[*self.inputs.patterns.exclude],
             factors=[] if self.inputs.factors is None else self.inputs.factors.tolist(),
+            hub=self.inputs.hub_sources(),
         )
 
     # ------------------------------------------------------------------------------------ segments

@@ -24,13 +24,14 @@ from negmerge.checkpoints.dtypes import FLOATS, SIZES
 from negmerge.checkpoints.fingerprint import fingerprint_of
 from negmerge.checkpoints.header import TensorInfo
 from negmerge.checkpoints.names import is_adapter, is_statistic
-from negmerge.checkpoints.remote import expand, local_models
+from negmerge.checkpoints.remote import expand, local_models, resolved
 from negmerge.checkpoints.state_dict import Model
 from negmerge.errors import MismatchError, NegMergeError, OptionError, as_shown, quoted
 from negmerge.merging.patterns import Patterns
 from negmerge.merging.shared_start import different_starts
 from negmerge.merging.tied import tie_heads
 from negmerge.support.progress import Progress, Quiet
+from negmerge.support.remote.hub import hub_source
 from negmerge.support.remote.urls import is_url
 from negmerge.vectors.task_vector import open_model
 
@@ -88,7 +89,7 @@ class Inputs(ExitStack):
         models = expand(models)
         if len(models) > 32767:
             raise NegMergeError(f"models: got {len(models)}, wanted at most 32767")
-        given = [base, *models]
+        given = resolved([base, *models])
         base, *models = local = local_models(given, progress)
         pairs = zip(local, given, strict=True)
         self.urls = {Path(path).absolute(): url for path, url in pairs if is_url(url)}
@@ -163,6 +164,12 @@ class Inputs(ExitStack):
     def bytes_of(self, name: str, elements: int) -> int:
         """Return the bytes of a number of elements of one tensor in all models together."""
         return elements * sum(SIZES[info.dtype] for info in self.infos(name))
+
+    def hub_sources(self) -> dict[str, str]:
+        """The ids and commits of models from the Hub: `base`, and the positions of members."""
+        named = {"base": self.base} | {str(k): member for k, member in enumerate(self.members)}
+        urls = {name: self.urls.get(model.path.absolute(), "") for name, model in named.items()}
+        return {name: source for name, url in urls.items() if (source := hub_source(url))}
 
     def check_unchanged(self) -> None:
         for model in self.models:

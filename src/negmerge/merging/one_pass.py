@@ -33,6 +33,7 @@ from negmerge.merging.rule import make_rule
 from negmerge.merging.tiles import SEGMENT, Segment, segments
 from negmerge.support.parallel import worker_count
 from negmerge.support.progress import Progress, Quiet
+from negmerge.support.remote.scratch import given_name
 from negmerge.vectors.addition import scale_words
 from negmerge.vectors.entry import Entry
 from negmerge.vectors.output import Applied, write_model
@@ -205,7 +206,7 @@ class MergeAndApply(Merge):
         """The command that makes the model again, without its output."""
         if not all(model.sources for model in self.inputs.models):
             return None
-        words = ["negmerge", "merge", *(m.path.absolute().name for m in self.inputs.models)]
+        words = ["negmerge", "merge", *(given_name(m.path) for m in self.inputs.models)]
         words += ["--rule", self.rule.name]
         words += [w for k, v in self.rule.options.items() for w in ("--option", f"{k}={v}")]
         words += self.given

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from negmerge.errors import FileError, NegMergeError
+from negmerge.reports.card import folder_card
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured
 from negmerge.reports.inspection import contents_of, progress_text
@@ -41,7 +42,8 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
     """Build the page of a run, finished or not, from the files in its folder.
 
     The same run gives the same bytes. The page names the sections for which the run has no data.
-    The tables of the page are also written as CSV, Markdown and LaTeX.
+    The tables of the page are also written as CSV, Markdown and LaTeX, and a finished run gets the
+    model card of its unlearned model.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -67,11 +69,14 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
         files, before = builder.build(), builder.attempt("The tables", run.unchanged_tables) or []
         for name, text in reversed(files.items()):  # the page last: it refers to all others
             write_file(run.page.parent / name, text.encode())
+        if builder.card is not None:
+            write_file(run.card, builder.card.encode())
         for old in before:  # exports of an earlier page
             if f"tables/{old.name}" not in files:
                 old.unlink()
         if builder.manifest is not None:
-            run.list_page_files([run.page.parent / name for name in files])
+            paths = [run.page.parent / name for name in files]
+            run.list_page_files(paths + ([] if builder.card is None else [run.card]))
     return run.page
 
 
@@ -81,6 +86,7 @@ class PageBuilder:
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.missing: list[str] = []
+        self.card: str | None = None
         self.manifest = self.attempt("The manifest", self.sealed)
         if self.manifest is not None:
             self.attempt("The files of the run", self.check_unchanged)
@@ -92,6 +98,8 @@ class PageBuilder:
         page, sections = None, list[tuple[str, Section]]()
         if recipe is not None and result is not None:
             page = PageData(self.run, recipe, result, self.progress)
+            if self.manifest is not None and self.run.unlearned.is_file():
+                self.card = self.attempt("The model card", partial(folder_card, page))
             for title, make in sections_of(page):
                 section = self.attempt(title, partial(make, page))
                 sections += [] if section is None else [(title, section)]

@@ -38,6 +38,7 @@ class RunDirectory:
         self.second = self.folder / "retrain-2.safetensors"
         self.accumulator = self.folder / "pool" / "accumulator.safetensors"
         self.unlearned = self.folder / "unlearned" / "model.safetensors"
+        self.card = self.unlearned.parent / "README.md"
         self.page = self.folder / "report" / "index.html"
         self.data = self.folder / "report" / "data"
         self.tables = self.folder / "report" / "tables"

@@ -29,15 +29,15 @@ from negmerge.runs.records import (
 )
 from negmerge.runs.result import RunResult
 from negmerge.runs.steps import FileStep, ModelStep, Step, StoredModel, T, ValueStep
-from negmerge.support.files import file_digest, link_or_copy, write_file
+from negmerge.support.files import file_digest, link_or_copy, report_write_errors, write_file
 from negmerge.support.parallel import worker_count
 from negmerge.support.reading import is_file, read_json
 
 MEASURE_AGAIN = "remove it and run again: it is measured again"
 RESTORE = "put it back from a copy, or run again in another folder"
 """The remedy for a damaged file of a finished run."""
-PAGE_FILES = ("report/index.html", "report/tables/")
-"""The files that `report` writes, and may replace."""
+PAGE_FILES = ("report/index.html", "report/tables/", "unlearned/README.md")
+"""The files that `report` writes, and may replace: the page, its tables, and the model card."""
 
 
 class Run(RunDirectory):
@@ -186,7 +186,7 @@ class Run(RunDirectory):
         self.clear_state()
 
     def reopen(self) -> None:
-        """Remove the manifest, and the page with its data; other files beside them stay."""
+        """Remove the manifest, the page with its data, and the model card; other files stay."""
         tables = self.unchanged_tables()
         self.manifest.unlink(missing_ok=True)
         for path in tables:
@@ -195,6 +195,8 @@ class Run(RunDirectory):
             self.tables.rmdir()
         remove_files(self.data, DATA_FILE)
         remove_files(self.page.parent, PAGE_FILE)
+        with report_write_errors(self.card):
+            self.card.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest:
         """Read the manifest."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from negmerge.scenarios.settings import Panel, ScenarioSettings
+from negmerge.support.remote.hub import is_repo
 from negmerge.support.settings import Strict
 
 
@@ -22,3 +25,16 @@ class ImageSettings(ScenarioSettings):
     panels = (Panel("gradcam", "Where the models look"),)
 
     gradcam: GradCam = GradCam()
+
+
+def hub_id_of(data: str) -> str | None:
+    """Return the Hub id of a data set by its name in a recipe; None for files of the user.
+
+    >>> hub_id_of("cifar10"), hub_id_of("someone/birds"), hub_id_of("/data/birds")
+    ('uoft-cs/cifar10', 'someone/birds', None)
+    """
+    from negmerge.vision.datasets import datasets  # it imports numpy
+
+    if data in datasets:
+        return datasets.get(data).hub
+    return data if is_repo(data) and not Path(data).exists() else None

@@ -46,6 +46,9 @@ class Description(BaseModel):
         scenario: the kind of scenario, if it is not `classify`.
         labels: the number of samples to forget, by class.
         control: the data set that is kept, if it is another one.
+        base_model: the Hub id of the model that is to forget, if it comes from there.
+        base_commit: the commit of `base_model`, if it is known.
+        licence: the licence that the model card of the model that is to forget names.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -62,6 +65,9 @@ class Description(BaseModel):
     labels: list[int] | None = None
     control: str | None = None
     model: dict[str, Any] | None = None
+    base_model: str | None = None
+    base_commit: str | None = None
+    licence: str | None = None
 
 
 class ScenarioSettings(Strict):
@@ -83,6 +89,7 @@ class ScenarioSettings(Strict):
             `retain` and `fisher` if models can be trained on the retain set, `groups` if
             `eval_sets("tune")` returns samples that neither choose λ nor are reported.
         in_memory: whether model and data are arguments of `nm.unlearn`, which no recipe has.
+        task: what the Hugging Face Hub calls the task of the model.
     """
 
     kind: ClassVar[str]
@@ -97,6 +104,7 @@ class ScenarioSettings(Strict):
     checks_losses: ClassVar[bool] = False
     reshapes: ClassVar[tuple[str, ...]] = ()
     in_memory: ClassVar[bool] = False
+    task: ClassVar[str | None] = None
 
     @classmethod
     def defaults(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,6 +155,10 @@ class ScenarioSettings(Strict):
     def data_names(self) -> list[str]:
         """The names of the data sets that a run needs; the one to forget comes first."""
         return []
+
+    def hub_data(self, name: str) -> str | None:
+        """The Hub id of the data that a set of samples belongs to; None if it is not there."""
+        return None
 
     def facts(self) -> dict[str, str]:
         """Values for the placeholders in texts about a run, by name."""

@@ -14,6 +14,7 @@ from negmerge.checkpoints.fingerprint import BLOCK, checksum, fingerprint, padde
 from negmerge.errors import MismatchError, printable
 from negmerge.support.parallel import run_in_order
 from negmerge.support.progress import Progress
+from negmerge.support.remote.scratch import given_name
 from negmerge.vectors.entry import Entry
 from negmerge.vectors.ranges import Adder, Range
 from negmerge.vectors.task_vector import TaskVector
@@ -86,7 +87,7 @@ class Addition:
         """The command that makes the model again, without its output."""
         if self.tau.path is None or not self.model.sources:
             return None
-        base, patch = self.model.path.absolute().name, self.tau.path.name
+        base, patch = given_name(self.model.path), given_name(self.tau.path)
         return ["negmerge", "apply", base, patch, *scale_words(self.tau.scale, settings)]
 
     def _ranges(self) -> Iterator[Range]:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from negmerge.checkpoints.adapter import Adapter, is_adapter_folder
 from negmerge.checkpoints.checkpoint import Checkpoint
-from negmerge.checkpoints.remote import local_model
 from negmerge.checkpoints.state_dict import PathLike
 from negmerge.support.terminal import escape_markup
-from negmerge.vectors.patch import FORMATS
+from negmerge.vectors.patch import FORMATS, local_patch
 from negmerge.vectors.task_vector import TaskVector
 from negmerge.vectors.values import loss_text
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def inspect(path: PathLike) -> dict[str, Any]:
     """Describe a patch, a checkpoint or an adapter as plain data."""
-    path = local_model(path)
+    path = local_patch(path, or_model=True)
     if is_adapter_folder(path):
         with Adapter(path) as adapter:
             return describe_adapter(adapter)
@@ -61,6 +60,7 @@ def describe_patch(tau: TaskVector) -> dict[str, Any]:
         "exclude": origin.exclude,
         "factors": origin.factors,
         **({"reshaped": origin.reshaped} if origin.reshaped else {}),
+        **({"hub": origin.hub} if origin.hub else {}),
         "depth": {k: asdict(v) for k, v in tau.sparsity(by="depth").items()},
         "component": {k: asdict(v) for k, v in tau.sparsity(by="component").items()},
         "tensors": {
@@ -176,6 +176,7 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         ),
         **({"reshaped": ", ".join(found["reshaped"])} if "reshaped" in found else {}),
         "base": found["base"],
+        **({"on the Hub": _hub_text(found["hub"])} if "hub" in found else {}),
         "made with": ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
     }
     tables: list[RenderableType] = [_facts(facts)]
@@ -196,6 +197,12 @@ def _render_patch(found: dict[str, Any]) -> list[RenderableType]:
         tables.append(table)
     members = _member_table(found)
     return [*tables, members] if members is not None else tables
+
+
+def _hub_text(sources: Mapping[str, str]) -> str:
+    """Where the models of a patch come from."""
+    names = {k: "base" if k == "base" else f"member {int(k) + 1}" for k in sources}
+    return ", ".join(f"{names[key]} {source}" for key, source in sources.items())
 
 
 def _member_table(found: dict[str, Any]) -> RenderableType | None:

@@ -12,7 +12,7 @@ from typing import Any
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import parse_json_value
 
-OPTIONAL = ("agreement", "values", "tied", "include", "exclude", "factors", "reshaped")
+OPTIONAL = ("agreement", "values", "tied", "include", "exclude", "factors", "reshaped", "hub")
 """Fields that a patch has only if they are not empty."""
 
 
@@ -44,6 +44,8 @@ class Origin:
         factors: the factor of the changes of each member, if the members were scaled to one norm.
         reshaped: what changed the merged vector afterwards, by the name of the way, with its
             numbers (`vectors/reshape.py`).
+        hub: id and commit, `USER/NAME@COMMIT`, of the models that come from the Hub: that of the
+            `base`, and those of members by their positions, "0", "1" and so on.
     """
 
     rule: str
@@ -62,6 +64,7 @@ class Origin:
     exclude: list[str] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     reshaped: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hub: dict[str, str] = field(default_factory=dict)
 
     @property
     def pairwise(self) -> float | None:
@@ -145,6 +148,10 @@ def _is_rounding(value: dict[str, Any]) -> bool:
     )
 
 
+def _is_hub(value: dict[str, str]) -> bool:
+    return all(key == "base" or (key.isdecimal() and key.isascii()) for key in value)
+
+
 def _is_reshaping(value: dict[str, Any]) -> bool:
     plain = {k: v for k, v in value.items() if k != "factors"}
     return _is_map(plain, str, int, float) and _is_map(value.get("factors", {}), int, float)
@@ -167,4 +174,5 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "exclude": lambda v: _is_list(v, str),
     "factors": lambda v: _is_list(v, int, float) and all(0 < factor < inf for factor in v),
     "reshaped": lambda v: _is_map(v, dict) and all(map(_is_reshaping, v.values())),
+    "hub": lambda v: _is_map(v, str) and _is_hub(v),
 }

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from negmerge.checkpoints.checkpoint import INDEX_FILE, Checkpoint
 from negmerge.checkpoints.dtypes import Bytes
+from negmerge.checkpoints.model_folder import CARD
 from negmerge.errors import FileError, OptionError
 from negmerge.support.files import (
     atomic_file,
@@ -25,7 +26,7 @@ from negmerge.support.files import (
     temporary_path,
     write_fully,
 )
-from negmerge.vectors.card import CARD, model_card
+from negmerge.vectors.card import model_card
 from negmerge.vectors.plan import OutFile, Plan, check_space, make_plan
 from negmerge.vectors.task_vector import TaskVector
 

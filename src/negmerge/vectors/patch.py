@@ -17,20 +17,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.checkpoints.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from negmerge.checkpoints.header import MAX_RANK, Tensors, build_header, check_limits
+from negmerge.checkpoints.remote import local_model, resolved
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.support.files import atomic_file, temporary_path, write_fully
-from negmerge.support.reading import parse_json
+from negmerge.support.reading import is_file, parse_json
+from negmerge.support.remote.stores import Store
+from negmerge.support.remote.urls import is_url, join
 from negmerge.vectors.entry import LISTED, VALUES, Entry, Layout, Source, listing_is_smaller
 from negmerge.vectors.origin import Origin, to_json
 
 FORMAT = "negmerge-patch/1"
 FORMATS = (FORMAT, "negmerge-patch/2", "negmerge-patch/3")
 """Version 2 may have listed tensors and bfloat16 values, version 3 also tied tensors."""
+PATCH_FILE = "patch.safetensors"
+"""The name of the patch in a folder, and on the Hub."""
 MASK, LIST = "#mask", "#list"
 TABLE = "patch#tensors"
 """The tensor that stores the table of tensors if the header is too small for the table."""
+
+
+def local_patch(place: str | os.PathLike[str], or_model: bool = False) -> Path:
+    """Return the path of a patch on this machine: a file, or `patch.safetensors` of a folder.
+
+    Args:
+        place: a path, a URL or a Hub id; it is fetched.
+        or_model: return a folder with a model as it is.
+    """
+    (given,) = resolved([place])
+    models = {SINGLE_FILE, INDEX_FILE} if or_model else set[str]()
+    if is_url(given):
+        store = Store(given)
+        names = {f.name for f in store.files(deep=False)} if store.kind == "folder" else set[str]()
+        inside = PATCH_FILE in names and names.isdisjoint(models)
+        return local_model(join(given, PATCH_FILE) if inside else given)
+    folder = Path(given)
+    inside = is_file(folder / PATCH_FILE) and not any(is_file(folder / name) for name in models)
+    return folder / PATCH_FILE if inside else folder
 
 
 def header_size(tensors: Tensors, kept: Sequence[str], members: Sequence[str]) -> tuple[int, bool]:

@@ -14,12 +14,11 @@ import numpy as np
 
 from negmerge.checkpoints.checkpoint import Checkpoint
 from negmerge.checkpoints.names import component_of, depth_by
-from negmerge.checkpoints.remote import local_model
 from negmerge.checkpoints.state_dict import Model, PathLike, open_checkpoint
 from negmerge.errors import FileError, MismatchError, OptionError, ValueRangeError, quoted
 from negmerge.vectors.entry import Entry, Layout
 from negmerge.vectors.origin import Origin, to_json, versions
-from negmerge.vectors.patch import PatchWriter, new_patch_file, read_patch
+from negmerge.vectors.patch import PatchWriter, local_patch, new_patch_file, read_patch
 from negmerge.vectors.values import Rounding
 
 if TYPE_CHECKING:
@@ -76,8 +75,11 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
 
     @classmethod
     def load(cls, path: PathLike) -> TaskVector:
-        """Open a file of `negmerge merge`, `nm.merge` or `save`; tensors are read when needed."""
-        here = local_model(path)
+        """Open a file of `negmerge merge`, `nm.merge` or `save`; tensors are read when needed.
+
+        A folder, or a model of the Hub, has the patch as `patch.safetensors`.
+        """
+        here = local_patch(path)
         vector = cls(*read_patch(here))
         vector.path = here
         return vector
@@ -93,6 +95,7 @@ class TaskVector(Mapping[str, "torch.Tensor"]):
             members = [*self.origin.digests, *(m["name"] for m in self.origin.members)]
             members += [*self.origin.tied, *self.origin.include, *self.origin.exclude]
             members += [to_json(how) for how in self.origin.reshaped.values()]
+            members += self.origin.hub.values()
             writer = PatchWriter(descriptor, tensors, self.origin.kept, members, layout)
             for name, entry in self.entries.items():
                 new = Entry.of(self._scaled(name), entry.shape, layout)

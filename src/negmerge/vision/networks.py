@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from negmerge.registry import Registry
+from negmerge.vision.pretrained import image_model, is_image_model
 
 Builder = Callable[[int, int], nn.Module]
 """Makes a network from the number of classes and the number of input channels."""
@@ -20,7 +21,12 @@ models: Registry[Builder] = Registry("model")
 
 
 def create(
-    name: str, classes: int, channels: int, mean: Sequence[float], std: Sequence[float]
+    name: str,
+    classes: int,
+    channels: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    revision: str | None = None,
 ) -> nn.Module:
     """Make a network with random weights, drawn from torch's current random state.
 
@@ -29,9 +35,15 @@ def create(
     torch.Size([2, 10])
 
     Args:
+        name: a registered network, the folder of a classifier of timm or transformers, or the id
+            of one on the Hub.
         mean, std: of the pixels, for each channel.
+        revision: branch, tag or commit on the Hub.
     """
-    network = models.get(name)(classes, channels)
+    if is_registered(name):
+        network = models.get(name)(classes, channels)
+    else:
+        network = image_model(name, revision).build(classes)
     shift, scale = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (mean, std))
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -40,6 +52,15 @@ def create(
 
     network.register_forward_pre_hook(normalise)
     return network
+
+
+def is_registered(name: str) -> bool:
+    """Whether a name is that of a registered network, or is to be: then `models.get` raises.
+
+    >>> is_registered("resnet18"), is_registered("resnet19"), is_registered("timm/resnet18")
+    (True, True, False)
+    """
+    return name in models or not is_image_model(name)
 
 
 # ------------------------------------------------------------------------------------ architectures

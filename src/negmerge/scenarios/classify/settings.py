@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from negmerge.errors import OptionError
 from negmerge.evaluation.criteria import Criterion
-from negmerge.scenarios.image_settings import ImageSettings
+from negmerge.scenarios.image_settings import ImageSettings, hub_id_of
 from negmerge.scenarios.settings import Description, Setup, check_reference, scenarios
 from negmerge.support.settings import File, NameOrPath, Strict
 from negmerge.training.hyperparameters import HyperParameters
@@ -23,11 +24,23 @@ class Network(Strict):
     """The network and its weights."""
 
     name: NameOrPath = "resnet_small"
-    """The architecture (`negmerge list models`)."""
+    """The architecture (`negmerge list models`), or a classifier of timm or transformers: its
+    folder, or its Hub id, such as timm/resnet18.a1_in1k."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub; a commit makes a run repeatable."""
+    knows: bool = False
+    """Whether the classifier of a folder or Hub id was trained on the data already; if not, the run
+    trains it from its weights (`train`), with a new last layer if the number of classes differs."""
     weights: File | None = None
     """The file of the original model, or its URL; if None, the run trains it."""
     init: File | None = None
     """Weights that training starts from; a final layer of another size starts at random."""
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the fields of folders if they are not used: older recipes do not have them."""
+        unused = {"revision": None, "knows": False}
+        return {k: v for k, v in dump(self).items() if k not in unused or v != unused[k]}
 
 
 class Retrain(Strict):
@@ -45,6 +58,7 @@ class ClassifySettings(ImageSettings):
     rivals = "classes"
     retrainable = True
     has_shadows = True
+    task = "image-classification"
     reshapes = ("retain", "fisher", "groups")
 
     data: Data = Data()
@@ -57,6 +71,8 @@ class ClassifySettings(ImageSettings):
     def _fits(self) -> ClassifySettings:
         if self.data.words is not None:
             raise ValueError("data.words: only CLIP models have prompts; remove this field")
+        if self.model.knows and self.model.weights is not None:
+            raise ValueError("model.knows: is for the weights of model.name; remove model.weights")
         return self
 
     @property
@@ -67,8 +83,23 @@ class ClassifySettings(ImageSettings):
         return "keep_retain" if whole else "match_holdout"
 
     def check_criterion(self, criterion: Criterion) -> None:
-        """Raise if the criterion needs the retrained model and the recipe turns it off."""
+        """Raise if the criterion needs the retrained model and there is none."""
         check_reference(criterion, self.retrain)
+        if criterion.needs == "retrain" and self.is_unrepeatable:
+            raise OptionError(
+                f"search.criterion: {criterion.name} needs the retrained model, and a model that "
+                "knows the data already cannot be retrained; give retrain.weights or model.init, "
+                f"or use {self.default_criterion}"
+            )
+
+    @property
+    def is_unrepeatable(self) -> bool:
+        """Whether the training of the original is not known, so that there is no retrained model.
+
+        A model that knows the data was trained elsewhere; `model.init` says from what.
+        """
+        given = self.retrain is not None and self.retrain.weights is not None
+        return self.model.knows and self.model.init is None and not given
 
     def forgotten(self, about: Description) -> str:
         """A description of the forget set.
@@ -88,11 +119,16 @@ class ClassifySettings(ImageSettings):
 
     def retraining(self, sizes: Mapping[str, int]) -> int | None:
         """The samples of the training of the recipe; None if the original is a file."""
-        return None if self.model.weights is not None else self.train.epochs * sizes["retain"]
+        given = self.model.weights is not None or self.model.knows
+        return None if given else self.train.epochs * sizes["retain"]
 
     def data_names(self) -> list[str]:
         """The data set."""
         return [self.data.name]
+
+    def hub_data(self, name: str) -> str | None:
+        """The id of the data set."""
+        return hub_id_of(self.data.name)
 
     def facts(self) -> dict[str, str]:
         """The training of the original, the number of images, and whether some are held out."""

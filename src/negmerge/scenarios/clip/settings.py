@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from negmerge.errors import OptionError
 from negmerge.registry import nearest
 from negmerge.scenarios.clip.prompts import Epochs, prompts, prompts_of
-from negmerge.scenarios.image_settings import ImageSettings
+from negmerge.scenarios.image_settings import ImageSettings, hub_id_of
 from negmerge.scenarios.settings import Description, Setup, scenarios
 from negmerge.support.settings import NameOrPath, Strict
 from negmerge.training.hyperparameters import HyperParameters
@@ -64,6 +64,7 @@ class ClipSettings(ImageSettings):
     kind = "clip"
     summary = "a CLIP model forgets a data set and keeps its zero-shot accuracy on another"
     reshapes = ("groups",)
+    task = "zero-shot-image-classification"
 
     data: Data
     model: ClipModel = ClipModel()
@@ -154,6 +155,10 @@ class ClipSettings(ImageSettings):
     def data_names(self) -> list[str]:
         """The set to forget and the control set."""
         return [self.data.name, self.clip.control.name]
+
+    def hub_data(self, name: str) -> str | None:
+        """The id of the control set for `retain`, else that of the set to forget."""
+        return hub_id_of(self.clip.control.name if name == "retain" else self.data.name)
 
     def facts(self) -> dict[str, str]:
         """The number of images for fine-tuning, and the frozen attention weights."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from negmerge.checkpoints.model_folder import CARD, WEIGHTS, fetch_folder
 from negmerge.errors import FileError, OptionError, one_line, quoted
-from negmerge.registry import nearest
 from negmerge.scenarios.text.settings import Lora
 from negmerge.support.files import file_digest, write_file
 from negmerge.support.reading import MAX_JSON, parse_json, read_bytes
@@ -35,7 +35,6 @@ SIDE_FILES = (
 """Files that other programs need beside the weights."""
 CONFIGURATION = ("config.json", "generation_config.json")
 """Those that belong to the model, not to the tokenizer."""
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 class ModelFolder:
@@ -92,16 +91,7 @@ class ModelFolder:
             return Path(name)
         if name in SHIPPED and not Path(name).exists():
             return SHIPPED[name]
-        from huggingface_hub import snapshot_download
-
-        try:
-            return Path(snapshot_download(name, revision=revision, allow_patterns=files))
-        except Exception as error:  # the libraries of the Hub raise errors of many kinds
-            raise OptionError(
-                f"{field} {quoted(name)}: no such folder, no model of the package "
-                f"({', '.join(SHIPPED)}), and the Hub does not give it: {one_line(error)}"
-                f"{nearest(name, SHIPPED)}"
-            ) from None
+        return fetch_folder(field, name, [*files, CARD], revision, list(SHIPPED))
 
     @cached_property
     def fingerprint(self) -> str:

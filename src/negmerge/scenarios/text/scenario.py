@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from negmerge.checkpoints.model_folder import base_of
 from negmerge.errors import OptionError, quoted
 from negmerge.evaluation.metrics import Metric, metrics
 from negmerge.evaluation.observations import Columns
@@ -241,6 +242,7 @@ class TextScenario(DataScenario):
             notes=notes,
             scenario="text",
             model={"name": self.folder.name, "embeddings": self.settings.embeddings},
+            **base_of(self.folder.name, self.folder.path),
         )
 
     def export(self, weights: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -21,6 +22,7 @@ from negmerge.scenarios.settings import (
     check_reference,
     scenarios,
 )
+from negmerge.support.remote.hub import is_repo
 from negmerge.support.settings import Count, NameOrPath, Positive, Strict
 from negmerge.text.settings import TextData, TextSplit, Tokens
 from negmerge.training.hyperparameters import HyperParameters
@@ -164,6 +166,7 @@ class TextSettings(ScenarioSettings):
     checks_losses = True
     reshapes = ("retain", "fisher", "groups")
     retrainable = True
+    task = "text-generation"
 
     data: TextData
     split: TextSplit = TextSplit()
@@ -268,6 +271,14 @@ class TextSettings(ScenarioSettings):
         data = self.data
         sources = (data.records, data.forget, data.retain, data.holdout, data.general)
         return [one.name for one in sources if one is not None]
+
+    def hub_data(self, name: str) -> str | None:
+        """The id of the records of a set."""
+        given = {"forget": self.data.forget, "retain": self.data.retain}
+        given |= {"holdout": self.data.holdout, "general": self.data.general}
+        source = given.get(name) or self.data.records
+        known = source is not None and is_repo(source.name) and not Path(source.name).exists()
+        return source.name if source is not None and known else None
 
     def workload(self, setup: Setup) -> Workload:
         """Opens the records and the tokenizer, which tell the numbers of samples and tokens."""

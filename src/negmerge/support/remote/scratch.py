@@ -31,6 +31,7 @@ from negmerge.support.files import (
 )
 from negmerge.support.progress import Progress, Quiet
 from negmerge.support.reading import MAX_LIST, read_json
+from negmerge.support.remote.hub import SCHEME, hub_source
 from negmerge.support.remote.ranges import Fetch, check_space, check_unchanged, fetch_files
 from negmerge.support.remote.stores import RemoteFile, Store
 from negmerge.support.remote.urls import name_of, parent_of
@@ -52,6 +53,32 @@ def scratch() -> Path:
         return Path(named).expanduser().absolute()
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser().absolute() / "negmerge" / "remote"
+
+
+def url_of(path: Path) -> str | None:
+    """Return the URL of a fetched file or folder, without secrets; None for other paths.
+
+    >>> url_of(Path("pool/a.safetensors")) is None
+    True
+    """
+    path = path.absolute()
+    if path.parent.name != "content" or not path.is_relative_to(scratch()):
+        return None
+    with suppress(FileError, KeyError):
+        return str(read_json(path.parent.parent / "entry.json", MAX_LIST)["url"])
+    return None
+
+
+def given_name(path: Path) -> str:
+    """Return how a command names a model: by the last part of its path, or by id and commit.
+
+    >>> given_name(Path("pool/a.safetensors"))
+    'a.safetensors'
+    """
+    source = hub_source(url_of(path) or "")
+    if source is None:
+        return path.absolute().name
+    return source if source.count("/") == 1 else f"{SCHEME}{source}"
 
 
 def local(url: str, progress: Progress | None = None, deep: bool = True) -> Path:

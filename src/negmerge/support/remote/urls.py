@@ -98,8 +98,12 @@ def name_of(url: str) -> str:
 
     >>> name_of("s3://bucket/pool/a.safetensors"), name_of("https://host/a?x=1/2")
     ('a.safetensors', 'a')
+    >>> name_of("hf://someone/model@v1")  # the model, not its version
+    'model'
     """
-    return shown(url).rstrip("/").rpartition("/")[2]
+    text = shown(url).rstrip("/")
+    name = text.rpartition("/")[2]
+    return name.partition("@")[0] if text.startswith("hf://") and text.count("/") == 3 else name
 
 
 def parent_of(url: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,9 @@ from negmerge.errors import FileError, NegMergeError
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured
 from negmerge.reports.inspection import contents_of, progress_text
+from negmerge.reports.names import Named
 from negmerge.reports.page_data import PageData
+from negmerge.reports.questions import questions
 from negmerge.reports.sections import Section, sections_of
 from negmerge.reports.styles import COLOURS, SYMBOLS, Styles, style_of
 from negmerge.reports.summary import summary_of
@@ -81,6 +83,7 @@ class PageBuilder:
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.missing: list[str] = []
+        self.damaged: list[str] = []
         self.manifest = self.attempt("The manifest", self.sealed)
         if self.manifest is not None:
             self.attempt("The files of the run", self.check_unchanged)
@@ -132,6 +135,7 @@ class PageBuilder:
         except BROKEN as error:
             reason = error if isinstance(error, NegMergeError) else f"damaged: {error!r}"
             self.missing.append(f"{what}: {reason}")
+            self.damaged += [] if isinstance(error, Missing) else [what]
             return None
 
     def render(
@@ -139,15 +143,18 @@ class PageBuilder:
     ) -> str:
         """The page as HTML."""
         summary = page and self.attempt("The summary", partial(summary_of, page))
+        asked = page and self.attempt("The verdicts", partial(questions, page, self.damaged))
         recipe = self.attempt(
             "The text of the recipe", partial(read_bytes, self.run.recipe, MAX_YAML)
         )
         return render_page(
             "page.html.j2",
             page.styles if page else {},
+            page.names if page else {},
             title=title or "A run of negmerge",
             finished=self.run.finished,
             summary=summary,
+            questions=asked or [],
             sections=sections,
             missing=self.missing,
             warnings=page.result.warnings if page else [],
@@ -159,12 +166,15 @@ class PageBuilder:
         )
 
 
-def render_page(template: str, styles: Styles, **variables: Any) -> str:
+def render_page(
+    template: str, styles: Styles, names: Mapping[str, Named] | None = None, **variables: Any
+) -> str:
     """Return a page as HTML.
 
     Args:
         template: `page.html.j2`, or a template that extends it.
         styles: the styles of the names in legends and tables.
+        names: how the page calls the methods; by their titles if not given.
         variables: the variables of the template.
     """
     environment = Environment(
@@ -179,6 +189,7 @@ def render_page(template: str, styles: Styles, **variables: Any) -> str:
         colours=COLOURS,
         style_of=lambda name: styles.get(name, style_of(name)),
         symbols=SYMBOLS,
+        name_of=lambda title: (names or {}).get(title, Named(title, title)),
         downloads=downloads,
         **variables,
     )

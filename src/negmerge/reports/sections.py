@@ -12,6 +12,7 @@ from negmerge.reports import evidence, figures, frames, geometry, matching
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured, PanelData
 from negmerge.reports.inspection import notes
+from negmerge.reports.names import COMPARED, groups_of
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import criterion_losses, join_names
 
@@ -57,22 +58,28 @@ def scores(page: PageData) -> Section:
     retrained = " and the model retrained without the forget set" if result.retrain else ""
     bounds = " Numbers in brackets are 95 % intervals." if result.original.intervals else ""
     text = (
-        f"Every method beside the original model{retrained}. The column “data” names the training "
-        f"data that a method uses.{bounds}"
+        f"Every method beside the original model{retrained}, with its name in the paper and in the "
+        f"recipe. The column “data” names the training data that a method uses.{bounds}"
     )
     losses = criterion_losses(result, page.criterion)
     if losses:
-        text += f" Sorted by {page.criterion.name} on the reported data ({page.criterion.summary})."
+        text += (
+            f" In each group sorted by {page.criterion.name} on the reported data "
+            f"({page.criterion.summary})."
+        )
     refused = [name for name, loss in losses.items() if loss is None]
     if refused:
-        text += f" Methods that the criterion does not allow come last: {join_names(refused)}."
+        text += f" Methods that the criterion does not allow come last: {_named(page, refused)}."
     added = [row.method for row in result.methods if row.added]
     if added:
         text += (
             " Methods that add the task vector, to learn the forget set instead of forgetting it: "
-            f"{join_names(added)}."
+            f"{_named(page, added)}."
         )
-    table = DataTable("scores", "Scores of all methods", frames.scores_frame(page), page.columns)
+    compared = [] if result.retrain is None else ["retrained"]
+    groups = {COMPARED: ["original", *compared]} | groups_of(result.methods)
+    frame = frames.scores_frame(page)
+    table = DataTable("scores", "Scores of all methods", frame, page.columns, groups)
     return Section("scores", text, table=table, open=True, notes=notes(result))
 
 
@@ -261,3 +268,7 @@ def sections_of(page: PageData) -> Iterator[tuple[str, MakeSection]]:
 
 def _models(page: PageData) -> list[str]:
     return [str(name) for name in frames.scores_frame(page)["method"]]
+
+
+def _named(page: PageData, titles: list[str]) -> str:
+    return join_names([page.label(title) for title in titles])

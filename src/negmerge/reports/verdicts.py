@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import Literal
 
 from negmerge.evaluation.criteria import KEPT, kept
@@ -80,6 +81,8 @@ class Numbers:
 
 
 NO_CONTROL = "no retrained model"
+MOST_LEFT = 0.5
+"""The share of the way from the original to the retrained model that may be left for a yes."""
 
 
 # --------------------------------------------------------------------------------- Is it forgotten?
@@ -119,6 +122,11 @@ def is_forgotten(forget: Numbers, tests: Sequence[Outcome], added: bool = False)
         text = "this number is that of the retrained model, but the two are told apart by "
         text += f"{len(told)} of {_count([*told, *shown], 'test')}"
         return Answer("told_apart", "mixed", "Partly", text)
+    remains = _remains(forget)
+    if remains > MOST_LEFT:
+        text = "not told from the retrained model by this number, but with so few samples "
+        text += f"{min(100 * remains, 100):.0f} % of the difference may be left"
+        return Answer("coarse", "mixed", "Partly shown", text)
     if not shown:
         text = "this number is that of the retrained model; no other test could confirm it"
         return Answer("untested", "mixed", "Partly shown", text)
@@ -127,6 +135,17 @@ def is_forgotten(forget: Numbers, tests: Sequence[Outcome], added: bool = False)
         "that is no proof"
     )
     return Answer("matches", "good", "Yes, as far as tested", text)
+
+
+def _remains(forget: Numbers) -> float:
+    """The share of the distance from the original to the retrained model that may be left.
+
+    It is the far end of the 95 % interval of the distance of the unlearned model.
+    """
+    sign = -1 if forget.better == "higher" else 1
+    least, most = _difference(forget.unlearned, forget.retrained)
+    whole = sign * sum(_difference(forget.original, forget.retrained)) / 2
+    return max(sign * least, sign * most, 0.0) / whole if whole > 0 else 1.0
 
 
 def _unmoved(forget: Numbers, beside: str) -> Answer:
@@ -138,7 +157,7 @@ def _unmoved(forget: Numbers, beside: str) -> Answer:
         text = "it may know as much as before, and more than the retrained model"
         return Answer("unchanged", "bad", "No", text)
     if verdict(forget.original, forget.retrained) == "alike":
-        text = "this number is alike for the original and the retrained model: it cannot show it"
+        text = "this number does not tell even the original from the retrained model"
         return Answer("blind", "unknown", "Not shown", text)
     text = "too few samples to tell it from the original, or from the retrained model"
     return Answer("too_few", "unknown", "Not shown", text)
@@ -165,6 +184,9 @@ def what_it_cost(retain: Numbers, others: Iterable[Numbers] = ()) -> Answer:
     if not lost and behind:
         text = f"no loss beyond chance, but the retrained model is better: {_named(behind)}"
         return Answer("behind", "mixed", "Nothing against the original", text)
+    if not lost and not _keeps(retain, surely=True):
+        text = f"too few samples to exclude a loss of {100 * (1 - KEPT):.0f} %{none}"
+        return Answer("too_few", "unknown", "Not shown", text)
     if not lost:
         standing: Standing = "good" if control else "unknown"
         text = f"no loss beyond chance against the original{none}"
@@ -180,14 +202,16 @@ def what_it_cost(retain: Numbers, others: Iterable[Numbers] = ()) -> Answer:
     return Answer("some", "mixed", "A little", f"worse than {against}: {_named(beyond)}{none}")
 
 
-def _keeps(one: Numbers) -> bool:
-    """Whether the unlearned model keeps the share `KEPT` of the original's value."""
-    assert one.unlearned is not None
-    assert one.original is not None
-    ours, theirs = one.unlearned.value, one.original.value
-    assert ours is not None
-    assert theirs is not None
-    return kept({"": ours}, {"": theirs}, "", KEPT, lower=one.better == "lower")
+def _keeps(one: Numbers, surely: bool = False) -> bool:
+    """Whether the unlearned model keeps the share `KEPT` of the original's value.
+
+    Args:
+        surely: whether it does so at the worse end of the 95 % interval of the difference.
+    """
+    (before, _), lower = _with_reach(one.original), one.better == "lower"
+    least, most = _difference(one.unlearned, one.original)
+    change = (most if lower else least) if surely else (least + most) / 2
+    return kept({"": before + change}, {"": before}, "", KEPT, lower)
 
 
 # ------------------------------------------------------------------------------ Can it be trusted?
@@ -228,6 +252,21 @@ def can_be_trusted(
 
 
 # ------------------------------------------------------------------------------------------ helpers
+
+
+def _difference(one: Finding | None, other: Finding | None) -> tuple[float, float]:
+    """The 95 % interval of a difference, with the difference in its middle; errors independent."""
+    (own, reach), (its, other_reach) = _with_reach(one), _with_reach(other)
+    half = hypot(reach, other_reach)
+    return own - its - half, own - its + half
+
+
+def _with_reach(found: Finding | None) -> tuple[float, float]:
+    """A number, and how far its interval reaches; 0 if it has none."""
+    assert found is not None
+    assert found.value is not None
+    ends = [end for end in (found.low, found.high) if end is not None]
+    return found.value, max((abs(end - found.value) for end in ends), default=0.0)
 
 
 def _count(found: Sequence[object], what: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib import rc_context
 
 import negmerge as nm
 from negmerge.cli import main
@@ -23,6 +24,7 @@ from negmerge.errors import NegMergeError
 from negmerge.evaluation.criteria import criteria
 from negmerge.evaluation.metrics import OF_EVIDENCE, TABLES, metric_of
 from negmerge.reports import ranking, summary
+from negmerge.reports.charts import Chart
 from negmerge.reports.page_data import PageData
 from negmerge.reports.questions import questions
 from negmerge.reports.styles import COLOURS, SYMBOLS, styles_of
@@ -96,7 +98,7 @@ def test_the_page_is_whole_and_needs_nothing(finished: Path):
     } <= set(drawn)  # fmt: skip
     assert {"scores", *drawn, "gradcam", "repeat"} <= set(parts)
     assert "<img " in page
-    assert not re.search(r'(src|href)="(?!#|data:)', page)
+    assert not re.search(r'(src|href)="(?!#|data:|figures/)', page)
     assert "http" not in re.sub(r"https?://www\.w3\.org\S+", "", page)
 
 
@@ -132,12 +134,61 @@ def test_exports_say_the_same_thing_three_times(finished: Path):
     assert base64.b64decode(link[1]) == (finished / "report/tables/scores.csv").read_bytes()
 
 
+def test_every_figure_is_exported_with_a_legend(finished: Path):
+    page, figures = Run(finished).page.read_text(encoding="utf-8"), finished / "report/figures"
+    linked = re.findall(r'<a href="figures/([\w-]+\.(?:svg|pdf))" aria-label="[^"]+">', page)
+    assert sorted(linked) == sorted(path.name for path in figures.iterdir())
+    assert len(linked) == 2 * page.count('<svg class="chart"')
+    for path in figures.glob("*.svg"):
+        text, pdf = path.read_text(), path.with_suffix(".pdf").read_bytes()
+        assert text.startswith("<?xml")
+        assert not re.search(r"#0[12]0[0-3]..\b|var\(--", text)  # colours as on a light page
+        assert pdf.startswith(b"%PDF-")
+        assert pdf.rstrip().endswith(b"%%EOF")
+        assert b"CreationDate" not in pdf
+    drawn = (figures / "trade-off.svg").read_text()
+    for name in ("NegMerge", "Uniform Merge", "most", "Finetune", "members", "retrained"):
+        assert f">{name}</text>" in drawn, name
+    assert ">random signs</text>" in (figures / "prefixes.svg").read_text()
+
+
+def test_a_pdf_has_the_colours_of_a_light_page():
+    chart = Chart("one", "One", "x", "y")
+    chart.point(1, 2, "consensus", "a point")
+    chart.target_line(1.5, "aim")
+    before = chart.page_svg()
+    with rc_context({"pdf.compression": 0}):
+        text = chart.file_pdf().decode("latin-1")
+    found = {tuple(map(float, one)) for one in re.findall(r"([\d.]+) ([\d.]+) ([\d.]+) rg\b", text)}
+    red, green, blue = (int(COLOURS["blue"][0][k : k + 2], 16) / 255 for k in (1, 3, 5))
+    assert any(np.allclose(one, (red, green, blue), atol=1e-6) for one in found)
+    placeholders = [one for one in found if max(one) < 0.05 and max(one) > 0]
+    assert not placeholders
+    assert chart.page_svg() == before  # the placeholders are back
+    assert chart.file_pdf() == chart.file_pdf()
+
+
+def test_a_pdf_is_drawn_again_only_if_its_figure_changed(copy: Path):
+    figures = copy / "report/figures"
+    pdfs = {path: path.read_bytes() for path in figures.glob("*.pdf")}
+    (figures / "pool.txt").write_text("mine")
+    (figures / "dissent.svg").write_text("changed")
+    (figures / "prefixes.pdf").write_bytes(b"changed")
+    nm.report(copy)
+    assert pdfs == {path: path.read_bytes() for path in figures.glob("*.pdf")}
+    assert "changed" not in (figures / "dissent.svg").read_text()
+    assert (figures / "pool.txt").exists()
+    Run(copy).reopen()
+    assert [path.name for path in figures.iterdir()] == ["pool.txt"]
+
+
 def test_the_same_run_gives_the_same_bytes_and_stays_sealed(copy: Path):
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
     out, _ = negmerge(copy.parent, "report", "copy")
     assert out == "page: copy/report/index.html\n"
     assert before == {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
-    shutil.rmtree(copy / "report/tables")
+    for name in ("tables", "figures"):
+        shutil.rmtree(copy / "report" / name)
     (copy / "report/index.html").unlink()
     nm.report(copy)
     assert before == {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}

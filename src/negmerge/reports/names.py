@@ -72,8 +72,9 @@ def name_of(method: Method) -> Named:
 
 
 def names_of(methods: Iterable[Method]) -> dict[str, Named]:
-    """The names of methods by title."""
-    return {method.title: name_of(method) for method in methods}
+    """The names of methods by title, and of the line of random signs in a figure."""
+    signs = Named("random signs", "random signs")
+    return {"coin_flips": signs} | {method.title: name_of(method) for method in methods}
 
 
 def group_of(row: MethodRow) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from negmerge.evaluation.metrics import Histogram
 from negmerge.reports import evidence, figures, frames, geometry, matching
+from negmerge.reports.charts import Drawing
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured, PanelData
 from negmerge.reports.inspection import notes
@@ -48,6 +49,12 @@ class Section:
         """Its table, and those of its parts."""
         own = [] if self.table is None else [self.table]
         return [*own, *(table for _, part in self.parts for table in part.tables)]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """Its charts, and those of its parts."""
+        own = [chart for chart in self.charts if isinstance(chart, Drawing)]
+        return [*own, *(drawing for _, part in self.parts for drawing in part.drawings)]
 
 
 MakeSection = Callable[[PageData], Section]

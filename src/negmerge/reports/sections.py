@@ -16,6 +16,7 @@ from negmerge.reports.inspection import notes
 from negmerge.reports.names import COMPARED, groups_of
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import criterion_losses, join_names
+from negmerge.reports.slider import Slider, slider_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Section:
         notes: an explanation of the table.
         pictures: the pictures of the panel as data URIs, by file name.
         parts: parts with a title, text, charts and a table of their own; the legend is for all.
+        slider: a slider over λ below the charts.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Section:
     panel: PanelData | None = None
     pictures: dict[str, str] = field(default_factory=dict)
     parts: list[tuple[str, Section]] = field(default_factory=list)
+    slider: Slider | None = None
 
     @property
     def tables(self) -> list[DataTable]:
@@ -161,7 +164,8 @@ def sweeps(page: PageData) -> Section:
     charts = figures.lambda_curves(page, frame)
     legend = [row.method for row in page.result.methods if row.searched]
     table = DataTable("sweeps", "Metrics at each λ", frame, page.columns)
-    return Section("sweeps", text, charts, legend, lines=True, table=table)
+    slider = slider_of(page, frame)
+    return Section("sweeps", text, charts, legend, lines=True, table=table, slider=slider)
 
 
 def matched(page: PageData) -> Section:

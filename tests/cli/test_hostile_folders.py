@@ -308,6 +308,7 @@ LINKS = {
     "report": "keep",
     "report/data": "keep",
     "report/tables": "keep",
+    "report/figures": "keep",
     ".state": "keep",
     "unlearned": "keep",
     "recipe.yaml": "recipe.yaml",

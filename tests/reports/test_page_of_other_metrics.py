@@ -57,10 +57,12 @@ def test_nothing_is_missing_and_nothing_is_said_of_images(page: str):
 def test_the_summary_has_the_metrics_of_the_run(page: str):
     text = words(page)
     assert (
-        "Squared error on the forget set went from 0.002 to 0.05 (retrained: 0.06); squared error "
-        "on the retain set went from 0.001 to 0.0012 (retrained: 0.0011)."
+        "Squared error on the forget set: 0.002 before, 0.05 after [0.045–0.06]. Retrained without "
+        "the forget set: 0.06."
     ) in text
-    assert "To be forgotten: 50 training records of houses." in text
+    assert "What was to be forgotten? 50 training records of houses. Method: NegMerge." in text
+    assert "Is it forgotten? Partly" in text
+    assert "Squared error on the retain set: 0.001 before, 0.0012 after." in text
     assert "squared error on the retain set 0.001 0.0012 0.0011" in text  # without an interval
     assert "surprise at the forget set, nats 2.5 2.5 2.5" in text
     assert "own number 123,457" in text
@@ -71,7 +73,7 @@ def test_axes_are_turned_so_that_forgetting_is_right_and_keeping_is_up(page: str
     drawing = section(page, "trade-off")
     assert "squared error on the forget set<" in drawing
     assert "squared error on the retain set (axis reversed)" in drawing
-    assert "consensus (λ = 0.5): retain error 0.0012, forget error 0.05" in drawing
+    assert "NegMerge (λ = 0.5): retain error 0.0012, forget error 0.05" in drawing
     spot = {
         name: [float(x) for x in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', part)[0]]
         for name, part in re.findall(
@@ -89,7 +91,7 @@ def test_every_metric_of_the_sweep_has_a_curve(page: str):
     assert titles[:2] == first
     assert "own number" in titles
     assert "at most twice the original's" in drawing
-    assert "uniform: λ = 0.5, 0.05, chosen" in drawing
+    assert "Uniform Merge: λ = 0.5, 0.05, chosen" in drawing
 
 
 def test_methods_are_sorted_by_the_scenarios_own_criterion(run: Run, page: str):
@@ -137,7 +139,7 @@ def test_a_metric_that_nothing_registers_is_called_by_its_name(run: Run, tmp_pat
     with registered([]):
         page = nm.report(make_run(tmp_path / "run"))
     text = words(page.read_text(encoding="utf-8"))
-    assert "Deviation forget went from 0.002 to 0.05" in text
+    assert "Deviation forget: 0.002 before, 0.05 after" in text
     assert "deviation forget (axis reversed)" in text  # of the forget metric less is better
     assert "Surprise" not in text
     assert metric_of(SURPRISE).unit == ""

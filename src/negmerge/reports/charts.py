@@ -1,7 +1,8 @@
 """A chart: a matplotlib axis drawn as an SVG with accessible, highlightable points.
 
 Matplotlib draws with placeholder colours. `page_svg` replaces them by CSS variables, so that one
-SVG serves the light and the dark page; `file_svg` replaces them by the colours of a light page.
+SVG serves the light and the dark page; `file_svg` and `file_pdf` replace them by the colours of a
+light page.
 Points have a text for the pointer, the keyboard and screen readers. Everything drawn carries the
 name of its method, so that the legend can highlight it.
 """
@@ -10,15 +11,19 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from textwrap import fill
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgba_array
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from negmerge.reports.styles import COLOURS, Style, Styles, style_of
 
@@ -50,6 +55,8 @@ _RC = {
     "ytick.color": GRID,
     "ytick.labelcolor": TEXT,
 }
+_PDF_RC = {name: _FILE_COLOURS.get(str(value), value) for name, value in _RC.items()}
+_COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 
 
 def colour_of(style: Style) -> str:
@@ -59,6 +66,22 @@ def colour_of(style: Style) -> str:
     False
     """
     return _PLACEHOLDERS[style.colour]
+
+
+class Drawing(str):
+    """The SVG element of a chart on a page, which knows the chart.
+
+    >>> drawing = Chart("empty", "Nothing", "x", "y").page_svg()
+    >>> drawing[:18], drawing.chart.id
+    ('<svg class="chart"', 'empty')
+    """
+
+    chart: Chart
+
+    def __new__(cls, element: str, chart: Chart) -> Drawing:
+        found = super().__new__(cls, element)
+        found.chart = chart
+        return found
 
 
 class Chart:
@@ -82,6 +105,7 @@ class Chart:
     ) -> None:
         self.id, self.title, self.styles = id, title, styles or {}
         self.tags: list[tuple[str, str]] = []
+        self.lines: set[str] = set()
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]
             self.figure = Figure(figsize=(width, height), layout="constrained")
             self.axes: Axes = self.figure.add_subplot(xlabel=x, ylabel=fill(y, LABEL))
@@ -104,6 +128,15 @@ class Chart:
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]
             self.axes = self.figure.add_subplot(rows, columns, number + 1, title=title, **labels)
             self.axes.patch.set_visible(False)
+
+    @property
+    def file(self) -> str:
+        """The stem of the names of its files; an id may have any characters.
+
+        >>> Chart("evidence-../x", "", "", "").file
+        'evidence-___x'
+        """
+        return re.sub(r"[^\w-]", "_", self.id)
 
     def style(self, method: str) -> Style:
         """The style of a method, a set or the members."""
@@ -138,6 +171,7 @@ class Chart:
         options: dict[str, Any] = {"color": colour_of(style), "linewidth": 1.6, "linestyle": dashes}
         (artist,) = self.axes.plot(list(x), list(y), **options)
         self.tag(artist, method)
+        self.lines.add(method)
 
     def bar(self, position: float, value: float, method: str, text: str) -> None:
         """Draw a horizontal bar."""
@@ -170,14 +204,70 @@ class Chart:
         """The chart as the content of an SVG file."""
         return self._draw(_FILE_COLOURS)
 
+    def add_legend(self, label: Callable[[str], str]) -> None:
+        """Add a legend below the axes, for files; a page has one of its own.
+
+        A chart whose axis names what is drawn, or that draws one thing, gets none.
+
+        Args:
+            label: the text for the name of a method or set.
+        """
+        names = list(dict.fromkeys(name for name, _ in self.tags))
+        ticks = {tick.get_text() for axes in self.figure.axes for tick in axes.get_yticklabels()}
+        if len(names) < 2 or {*names} <= ticks:
+            return
+        handles: list[Line2D] = []
+        for name in names:
+            style = self.style(name)
+            dashes = (0, style.dashes) if style.dashes else "solid"
+            line: Any = dashes if name in self.lines else "none"
+            handles.append(
+                Line2D([], [], color=colour_of(style), marker=style.marker, linestyle=line)
+            )
+        columns = 3
+        self.figure.set_figheight(self.figure.get_figheight() + 0.2 * -(-len(names) // columns))
+        self.figure.set_layout_engine("constrained")
+        with rc_context(_RC):  # pyright: ignore[reportArgumentType]
+            texts: Any = {"fontsize": 8, "frameon": False, "ncols": columns}
+            self.figure.legend(handles, [*map(label, names)], loc="outside lower center", **texts)
+
+    def file_pdf(self) -> bytes:
+        """The chart as the content of a PDF file, with its fonts embedded.
+
+        >>> Chart("empty", "Nothing", "x", "y").file_pdf()[:5]
+        b'%PDF-'
+        """
+        out = io.BytesIO()
+        self._recolour(_FILE_COLOURS)
+        with rc_context(_PDF_RC):  # pyright: ignore[reportArgumentType]
+            no_metadata = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+            FigureCanvasPdf(self.figure).print_pdf(out, metadata=no_metadata)
+        self._recolour({colour: code for code, colour in _FILE_COLOURS.items()})
+        return out.getvalue()
+
+    def _recolour(self, colours: Mapping[str, str]) -> None:
+        """Replace colours of everything that is drawn; a PDF cannot be changed afterwards."""
+        texts: list[Any] = self.figure.findobj(Text)
+        boxes = [box for text in texts if (box := text.get_bbox_patch()) is not None]
+        for artist in (*self.figure.findobj(), *boxes):
+            for name in _COLOURED:
+                get, set = (getattr(artist, f"{verb}_{name}", None) for verb in ("get", "set"))
+                if get is None or set is None:
+                    continue
+                given = get()
+                found = to_rgba_array(given if given is not None else "none")
+                if len(found) == 1 and (new := colours.get(to_hex(found[0]))) is not None:
+                    set(new)
+
     def _draw(self, colours: Mapping[str, str]) -> str:
         out = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]
             FigureCanvasSVG(self.figure).print_svg(out, metadata=no_metadata)
+        self.figure.set_layout_engine("none")  # the places of the first drawing stay, to save time
         return re.sub(r"#0[0-9a-f]{5}\b", lambda one: colours.get(one[0], one[0]), out.getvalue())
 
-    def page_svg(self) -> str:
+    def page_svg(self) -> Drawing:
         """The chart as an element of the page."""
         text = self._draw(_PAGE_COLOURS)
         text = text[text.index("<svg") :]
@@ -191,7 +281,7 @@ class Chart:
         assert box is not None
         label = escape(self.title, quote=True)
         head = f'<svg class="chart" {box[0]} role="group" aria-label="{label}">'
-        return head + text[text.index(">") + 1 :].strip()
+        return Drawing(head + text[text.index(">") + 1 :].strip(), self)
 
     def _group(self, found: re.Match[str]) -> str:
         """The opening tag of an artist's group."""

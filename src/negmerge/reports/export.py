@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,13 +54,15 @@ class Cell:
 class DataTable:
     """A data frame with a caption; `x_low` and `x_high` are the interval of column `x`.
 
-    `name` is the stem of the file names, and `metrics` are beside the registered ones.
+    `name` is the stem of the file names, `metrics` are beside the registered ones, and `groups` are
+    the values of the first column by title of a group of rows, for the page.
     """
 
     name: str
     caption: str
     frame: pd.DataFrame
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    groups: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> list[str]:
@@ -92,6 +94,20 @@ class DataTable:
         """
         found = self.frame.to_dict("records")
         return [[self._cell(row, name) for name in self.columns] for row in found]
+
+    @cached_property
+    def bodies(self) -> list[tuple[str, list[list[Cell]]]]:
+        """The rows by title of their group; all under "" if there are no groups.
+
+        >>> table = DataTable("t", "", pd.DataFrame({"method": ["a", "b"]}), groups={"one": ["b"]})
+        >>> [(title, [str(row[0]) for row in rows]) for title, rows in table.bodies]
+        [('', ['a']), ('one', ['b'])]
+        """
+        titles = {value: title for title, own in self.groups.items() for value in own}
+        found: dict[str, list[list[Cell]]] = {title: [] for title in ("", *self.groups)}
+        for row in self.rows:
+            found[titles.get(row[0].text, "")].append(row)
+        return [(title, rows) for title, rows in found.items() if rows]
 
     def _heading(self, column: str) -> str:
         name, metric = _stem(column), self._metric(column)

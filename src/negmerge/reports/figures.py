@@ -66,7 +66,7 @@ def _scatter(id: str, title: str, rows: list[Cells], page: PageData) -> str:
         scale = f" (λ = {row['scale']:g})" if row.get("scale", np.nan) >= 0 else ""
         if row["method"] == page.first:
             chart.ring(x, y, page.first)
-        text = f"{row['method']}{scale}: {_both_metrics(row, page)}"
+        text = f"{page.label(row['method'])}{scale}: {_both_metrics(row, page)}"
         chart.point(x, y, row["style"], text, size=9 if row["style"] == "members" else 10)
     if forget.better == "lower":
         chart.axes.invert_xaxis()
@@ -110,7 +110,7 @@ def spread(page: PageData, scores: pd.DataFrame, members: pd.DataFrame) -> list[
         text = f"member {row['member']} (λ = {row['scale']:g}): {_both_metrics(row, page)}"
         chart.point(row[forget.name], 1 + 0.14 * (k % 3 - 1), "members", text, size=9, alpha=0.8)
     for row in drawing_order(records(scores), page.first):
-        text = f"{row['method']}: {_both_metrics(row, page)}"
+        text = f"{page.label(row['method'])}: {_both_metrics(row, page)}"
         chart.point(row[forget.name], 0.25, row["method"], text)
     chart.axes.set_yticks([0.25, 1], ["methods", "members"])
     chart.axes.set_ylim(-0.1, 1.5)
@@ -138,7 +138,8 @@ def lambda_curves(page: PageData, sweeps: pd.DataFrame) -> list[str]:
         for method, rows in groups(sweeps.dropna(subset=[metric.name]), "method").items():
             chart.line([row["scale"] for row in rows], [row[metric.name] for row in rows], method)
             for row in rows:
-                text = f"{method}: λ = {row['scale']:g}, {metric.text(row[metric.name])}"
+                text = f"{page.label(method)}: λ = {row['scale']:g}, "
+                text += metric.text(row[metric.name])
                 point = (row["scale"], row[metric.name], method)
                 if row["chosen"]:
                     chart.point(*point, f"{text}, chosen", size=11, zorder=4)

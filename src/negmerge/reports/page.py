@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,9 @@ from negmerge.reports.card import folder_card
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured
 from negmerge.reports.inspection import contents_of, progress_text
+from negmerge.reports.names import Named
 from negmerge.reports.page_data import PageData
+from negmerge.reports.questions import questions
 from negmerge.reports.sections import Section, sections_of
 from negmerge.reports.styles import COLOURS, SYMBOLS, Styles, style_of
 from negmerge.reports.summary import summary_of
@@ -42,8 +44,8 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
     """Build the page of a run, finished or not, from the files in its folder.
 
     The same run gives the same bytes. The page names the sections for which the run has no data.
-    The tables of the page are also written as CSV, Markdown and LaTeX, and a finished run gets the
-    model card of its unlearned model.
+    The tables of the page are also written as CSV, Markdown and LaTeX, the figures as SVG and PDF,
+    and a finished run gets the model card of its unlearned model.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -63,16 +65,18 @@ def report(run: Run | str | Path, progress: Progress | None = None) -> Path:
     """
     run = open_run(run.folder if isinstance(run, Run) else Path(run))
     with report_write_errors(run.page):
-        run.tables.mkdir(parents=True, exist_ok=True)
+        for folder in (run.tables, run.figures):
+            folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(run.page.parent):
         builder = PageBuilder(run, progress or Quiet())
-        files, before = builder.build(), builder.attempt("The tables", run.unchanged_tables) or []
-        for name, text in reversed(files.items()):  # the page last: it refers to all others
-            write_file(run.page.parent / name, text.encode())
+        before = builder.attempt("The exports", run.unchanged_exports) or []
+        files = builder.build(before)
+        for name, content in reversed(files.items()):  # the page last: it refers to all others
+            write_file(run.page.parent / name, content)
         if builder.card is not None:
             write_file(run.card, builder.card.encode())
         for old in before:  # exports of an earlier page
-            if f"tables/{old.name}" not in files:
+            if old.relative_to(run.page.parent).as_posix() not in files:
                 old.unlink()
         if builder.manifest is not None:
             paths = [run.page.parent / name for name in files]
@@ -87,12 +91,17 @@ class PageBuilder:
         self.run, self.progress = run, progress
         self.missing: list[str] = []
         self.card: str | None = None
+        self.damaged: list[str] = []
         self.manifest = self.attempt("The manifest", self.sealed)
         if self.manifest is not None:
             self.attempt("The files of the run", self.check_unchanged)
 
-    def build(self) -> dict[str, str]:
-        """The contents of the page and of the exports of its tables, by file name."""
+    def build(self, before: Collection[Path]) -> dict[str, bytes]:
+        """The contents of the page, its figures and its tables, by file name.
+
+        Args:
+            before: the exports of an earlier page that are unchanged.
+        """
         recipe = self.attempt("The recipe", lambda: load_recipe(self.run.recipe))
         result = self.attempt("The scores", self.result)
         page, sections = None, list[tuple[str, Section]]()
@@ -103,9 +112,11 @@ class PageBuilder:
             for title, make in sections_of(page):
                 section = self.attempt(title, partial(make, page))
                 sections += [] if section is None else [(title, section)]
-        tables = [table for _, one in sections for table in one.tables]
-        files = {f"tables/{k}": v for table in tables for k, v in table.files().items()}
-        return {"index.html": self.render(recipe and recipe.title, page, sections)} | files
+        found = [section for _, section in sections]
+        files = table_files(found)
+        html = self.render(recipe and recipe.title, page, sections)
+        files |= figure_files(found, page.names if page else {}, self.run.figures, before)
+        return {"index.html": html.encode()} | files
 
     def sealed(self) -> Manifest:
         """Read the manifest of a finished run."""
@@ -140,6 +151,7 @@ class PageBuilder:
         except BROKEN as error:
             reason = error if isinstance(error, NegMergeError) else f"damaged: {error!r}"
             self.missing.append(f"{what}: {reason}")
+            self.damaged += [] if isinstance(error, Missing) else [what]
             return None
 
     def render(
@@ -147,19 +159,23 @@ class PageBuilder:
     ) -> str:
         """The page as HTML."""
         summary = page and self.attempt("The summary", partial(summary_of, page))
+        asked = page and self.attempt("The verdicts", partial(questions, page, self.damaged))
         recipe = self.attempt(
             "The text of the recipe", partial(read_bytes, self.run.recipe, MAX_YAML)
         )
         return render_page(
             "page.html.j2",
             page.styles if page else {},
+            page.names if page else {},
             title=title or "A run of negmerge",
             finished=self.run.finished,
             summary=summary,
+            questions=asked or [],
             sections=sections,
             missing=self.missing,
             warnings=page.result.warnings if page else [],
             recipe=(recipe or b"").decode(errors="replace"),  # valid or not
+            figures="figures",
             seed=page and page.recipe.seed,
             in_memory=page is not None and page.recipe.settings.in_memory,
             manifest=self.manifest,
@@ -167,13 +183,47 @@ class PageBuilder:
         )
 
 
-def render_page(template: str, styles: Styles, **variables: Any) -> str:
+def table_files(sections: Iterable[Section]) -> dict[str, bytes]:
+    """The exports of the tables of a page, by name of the file beside the page."""
+    files = [table.files() for section in sections for table in section.tables]
+    return {f"tables/{name}": text.encode() for own in files for name, text in own.items()}
+
+
+def figure_files(
+    sections: Iterable[Section],
+    names: Mapping[str, Named],
+    folder: Path,
+    before: Collection[Path] = (),
+) -> dict[str, bytes]:
+    """The figures of a page as SVG and PDF with legends, by name of the file beside the page.
+
+    Args:
+        names: how the page calls the methods.
+        folder: the folder of the figures of an earlier page.
+        before: its files that are unchanged; the PDF of a figure with the same SVG is used again.
+    """
+    found: dict[str, bytes] = {}
+    for chart in (one.chart for section in sections for one in section.drawings):
+        drawn, printed = folder / f"{chart.file}.svg", folder / f"{chart.file}.pdf"
+        chart.add_legend(lambda title: names[title].label if title in names else title)
+        svg = chart.file_svg().encode()
+        same = {drawn, printed} <= {*before} and drawn.read_bytes() == svg
+        pdf = printed.read_bytes() if same else chart.file_pdf()
+        found |= {f"figures/{drawn.name}": svg, f"figures/{printed.name}": pdf}
+    return found
+
+
+def render_page(
+    template: str, styles: Styles, names: Mapping[str, Named] | None = None, **variables: Any
+) -> str:
     """Return a page as HTML.
 
     Args:
         template: `page.html.j2`, or a template that extends it.
         styles: the styles of the names in legends and tables.
-        variables: the variables of the template.
+        names: how the page calls the methods; by their titles if not given.
+        variables: the variables of the template; `figures` is the folder of the figures beside the
+            page, if they are written.
     """
     environment = Environment(
         loader=PackageLoader("negmerge.reports"),
@@ -187,8 +237,9 @@ def render_page(template: str, styles: Styles, **variables: Any) -> str:
         colours=COLOURS,
         style_of=lambda name: styles.get(name, style_of(name)),
         symbols=SYMBOLS,
+        name_of=lambda title: (names or {}).get(title, Named(title, title)),
         downloads=downloads,
-        **variables,
+        **({"figures": ""} | variables),
     )
 
 

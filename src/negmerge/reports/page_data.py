@@ -7,6 +7,7 @@ from functools import cached_property
 
 from negmerge.evaluation.criteria import Criterion
 from negmerge.evaluation.metrics import Metric, metric_of
+from negmerge.reports.names import Named, names_of
 from negmerge.reports.ranking import TOW, gap_metric, measured_metrics
 from negmerge.reports.styles import Styles, styles_of
 from negmerge.runs.recipe import Recipe
@@ -69,3 +70,12 @@ class PageData:
     def styles(self) -> Styles:
         """The style of every model; it depends only on the methods of the recipe."""
         return styles_of(["original", "retrained", *(row.method for row in self.result.methods)])
+
+    @cached_property
+    def names(self) -> dict[str, Named]:
+        """How the page calls every method, by title."""
+        return names_of(self.recipe.methods)
+
+    def label(self, title: str) -> str:
+        """How the page calls a model: a method, `original` or `retrained`."""
+        return self.names[title].label if title in self.names else title

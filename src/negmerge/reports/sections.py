@@ -9,11 +9,14 @@ from pathlib import Path
 
 from negmerge.evaluation.metrics import Histogram
 from negmerge.reports import evidence, figures, frames, geometry, matching
+from negmerge.reports.charts import Drawing
 from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Missing, NotMeasured, PanelData
 from negmerge.reports.inspection import notes
+from negmerge.reports.names import COMPARED, groups_of
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import criterion_losses, join_names
+from negmerge.reports.slider import Slider, slider_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Section:
         notes: an explanation of the table.
         pictures: the pictures of the panel as data URIs, by file name.
         parts: parts with a title, text, charts and a table of their own; the legend is for all.
+        slider: a slider over λ below the charts.
     """
 
     id: str
@@ -41,12 +45,19 @@ class Section:
     panel: PanelData | None = None
     pictures: dict[str, str] = field(default_factory=dict)
     parts: list[tuple[str, Section]] = field(default_factory=list)
+    slider: Slider | None = None
 
     @property
     def tables(self) -> list[DataTable]:
         """Its table, and those of its parts."""
         own = [] if self.table is None else [self.table]
         return [*own, *(table for _, part in self.parts for table in part.tables)]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """Its charts, and those of its parts."""
+        own = [chart for chart in self.charts if isinstance(chart, Drawing)]
+        return [*own, *(drawing for _, part in self.parts for drawing in part.drawings)]
 
 
 MakeSection = Callable[[PageData], Section]
@@ -57,22 +68,28 @@ def scores(page: PageData) -> Section:
     retrained = " and the model retrained without the forget set" if result.retrain else ""
     bounds = " Numbers in brackets are 95 % intervals." if result.original.intervals else ""
     text = (
-        f"Every method beside the original model{retrained}. The column “data” names the training "
-        f"data that a method uses.{bounds}"
+        f"Every method beside the original model{retrained}, with its name in the paper and in the "
+        f"recipe. The column “data” names the training data that a method uses.{bounds}"
     )
     losses = criterion_losses(result, page.criterion)
     if losses:
-        text += f" Sorted by {page.criterion.name} on the reported data ({page.criterion.summary})."
+        text += (
+            f" In each group sorted by {page.criterion.name} on the reported data "
+            f"({page.criterion.summary})."
+        )
     refused = [name for name, loss in losses.items() if loss is None]
     if refused:
-        text += f" Methods that the criterion does not allow come last: {join_names(refused)}."
+        text += f" Methods that the criterion does not allow come last: {_named(page, refused)}."
     added = [row.method for row in result.methods if row.added]
     if added:
         text += (
             " Methods that add the task vector, to learn the forget set instead of forgetting it: "
-            f"{join_names(added)}."
+            f"{_named(page, added)}."
         )
-    table = DataTable("scores", "Scores of all methods", frames.scores_frame(page), page.columns)
+    compared = [] if result.retrain is None else ["retrained"]
+    groups = {COMPARED: ["original", *compared]} | groups_of(result.methods)
+    frame = frames.scores_frame(page)
+    table = DataTable("scores", "Scores of all methods", frame, page.columns, groups)
     return Section("scores", text, table=table, open=True, notes=notes(result))
 
 
@@ -147,7 +164,8 @@ def sweeps(page: PageData) -> Section:
     charts = figures.lambda_curves(page, frame)
     legend = [row.method for row in page.result.methods if row.searched]
     table = DataTable("sweeps", "Metrics at each λ", frame, page.columns)
-    return Section("sweeps", text, charts, legend, lines=True, table=table)
+    slider = slider_of(page, frame)
+    return Section("sweeps", text, charts, legend, lines=True, table=table, slider=slider)
 
 
 def matched(page: PageData) -> Section:
@@ -261,3 +279,7 @@ def sections_of(page: PageData) -> Iterator[tuple[str, MakeSection]]:
 
 def _models(page: PageData) -> list[str]:
     return [str(name) for name in frames.scores_frame(page)["method"]]
+
+
+def _named(page: PageData, titles: list[str]) -> str:
+    return join_names([page.label(title) for title in titles])

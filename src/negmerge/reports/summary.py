@@ -1,4 +1,4 @@
-"""The texts at the top of a page: what was forgotten, how well, at what cost, what is unknown."""
+"""The texts below the verdicts of a page: the numbers of three models, λ, cost, what is unknown."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ from negmerge.reports.ranking import (
 
 
 def summary_of(page: PageData) -> dict[str, Any]:
-    """The texts and the table at the top of a page, as the template names them."""
+    """The texts and the table below the verdicts, as the template names them."""
     result = page.result
     return {
         "method": page.first,
-        "forgotten": page.recipe.settings.forgotten(result.splits),
-        "changes": changes(page),
-        "cost_ratio": cost_ratio(page),
         "nearest": nearest_method(page),
         "models": ["original", "unlearned", *(["retrained"] if result.retrain else [])],
         "rows": metric_rows(page),
@@ -61,34 +58,6 @@ def metric_rows(page: PageData) -> list[list[Cell]]:
     return rows
 
 
-def changes(page: PageData) -> str:
-    """How the forget metric and the retain metric changed, and whether the model forgot at all."""
-    both = [m for m in (page.forget, page.retain) if page.result.first.value(m.name) is not None]
-    text = "; ".join(_change(metric, page) for metric in both)
-    return f"{text[:1].upper()}{text[1:]}.{_doubt(page)}" if text else ""
-
-
-def _doubt(page: PageData) -> str:
-    """A sentence if the forget metric of the unlearned model may be that of the original."""
-    first, before = page.result.first, page.result.original.value(page.forget.name)
-    low, high = first.intervals.get(page.forget.name, (0.0, 0.0))
-    if before is None or first.added or not low <= before <= high:
-        return ""
-    return (
-        f" This run does not show that the model forgot: the {page.forget.label} of the original "
-        "lies in the 95 % interval of the unlearned model."
-    )
-
-
-def _change(metric: Metric, page: PageData) -> str:
-    result, text = page.result, f"{metric.label} went"
-    for word, row in (("from", result.original), ("to", result.first)):
-        value = row.value(metric.name)
-        text += "" if value is None else f" {word} {metric.text(value)}"
-    reference = None if result.retrain is None else result.retrain.value(metric.name)
-    return text if reference is None else f"{text} (retrained: {metric.text(reference)})"
-
-
 def nearest_method(page: PageData) -> str:
     """Which method is nearest to retraining, and which the intervals do not tell apart from it."""
     found, gap = nearest_to_retrained(page.result), page.columns["avg_gap"]
@@ -96,16 +65,16 @@ def nearest_method(page: PageData) -> str:
         return ""
     (best, alike), first = found, page.first
     gaps = {row.method: gap.text(row.avg_gap or 0.0) for row in page.result.methods}
-    text = f"Of {len(gaps)} methods, {best} "
+    text = f"Of {len(gaps)} methods, {page.label(best)} "
     if not alike:
         text += f"came nearest to retraining, with an Avg. Gap of {gaps[best]}"
     else:
         text += (
             f"has the smallest Avg. Gap to retraining, {gaps[best]}, but is not distinguishable "
-            f"from {join_names(alike)}: their 95 % intervals overlap"
+            f"from {join_names([*map(page.label, alike)])}: their 95 % intervals overlap"
         )
     if first not in (best, *alike):
-        text += f"; {first} has {gaps[first]}"
+        text += f"; {page.label(first)} has {gaps[first]}"
     return text + "."
 
 
@@ -115,7 +84,7 @@ def scale(page: PageData) -> str:
     if first.scale is None:
         tried = len(first.tried)
         how = f"the best of {tried} tries by {first.criterion}" if tried else "not tuned"
-        return f"No λ: {first.method} trains the model itself; {how}."
+        return f"No λ: {page.label(first.method)} trains the model itself; {how}."
     if first.criterion is None:
         return f"λ = {first.scale:g}, set by the recipe; the task vector is added."
     summary = page.recipe.settings.criterion(first.criterion).summary

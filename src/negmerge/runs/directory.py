@@ -42,6 +42,7 @@ class RunDirectory:
         self.page = self.folder / "report" / "index.html"
         self.data = self.folder / "report" / "data"
         self.tables = self.folder / "report" / "tables"
+        self.figures = self.folder / "report" / "figures"
         self.states = self.folder / ".state"
         self.logs = self.folder / "logs"
         self.journal_file = self.folder / "journal.json"

@@ -36,8 +36,8 @@ from negmerge.support.reading import is_file, read_json
 MEASURE_AGAIN = "remove it and run again: it is measured again"
 RESTORE = "put it back from a copy, or run again in another folder"
 """The remedy for a damaged file of a finished run."""
-PAGE_FILES = ("report/index.html", "report/tables/", "unlearned/README.md")
-"""The files that `report` writes, and may replace: the page, its tables, and the model card."""
+PAGE_FILES = ("report/index.html", "report/tables/", "report/figures/", "unlearned/README.md")
+"""The files that `report` writes, and may replace: the page, its exports, and the model card."""
 
 
 class Run(RunDirectory):
@@ -187,12 +187,13 @@ class Run(RunDirectory):
 
     def reopen(self) -> None:
         """Remove the manifest, the page with its data, and the model card; other files stay."""
-        tables = self.unchanged_tables()
+        exports = self.unchanged_exports()
         self.manifest.unlink(missing_ok=True)
-        for path in tables:
+        for path in exports:
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # the folder does not exist, or is not empty
-            self.tables.rmdir()
+        for folder in (self.tables, self.figures):
+            with suppress(OSError):  # the folder does not exist, or is not empty
+                folder.rmdir()
         remove_files(self.data, DATA_FILE)
         remove_files(self.page.parent, PAGE_FILE)
         with report_write_errors(self.card):
@@ -209,13 +210,15 @@ class Run(RunDirectory):
         files = dict(sorted((others | self._entries(paths)).items()))
         write_json(self.manifest, manifest.model_copy(update={"files": files}).model_dump())
 
-    def unchanged_tables(self) -> list[Path]:
-        """Return the tables of the page that the manifest lists and that are unchanged."""
+    def unchanged_exports(self) -> list[Path]:
+        """Return the tables and figures that the manifest lists and that are unchanged."""
         files = self.read_manifest().files if self.finished else {}
-        tables = [
-            (self.path_in_run(k), v.sha256) for k, v in files.items() if k.startswith(PAGE_FILES[1])
+        listed = [
+            (self.path_in_run(name), entry.sha256)
+            for name, entry in files.items()
+            if name.startswith(PAGE_FILES[1:])
         ]
-        return [path for path, sha in tables if path.is_file() and sha == file_digest(path)]
+        return [path for path, sha in listed if path.is_file() and sha == file_digest(path)]
 
     def check_unchanged(self, path: Path) -> None:
         """Raise unless a file of a finished run is there and has the hash of the manifest."""

@@ -14,7 +14,9 @@ from negmerge.errors import OptionError
 from negmerge.evaluation.metrics import metrics
 from negmerge.runs.result import Matching, MethodRow
 from negmerge.studies.comparison import Comparison, Difference, numbers_of
+from negmerge.studies.statistics import power_of
 from negmerge.studies.summary import decided_texts, undecided_texts, warnings_of
+from negmerge.studies.tables import differences_table
 from paired import Values, recipe_of, results_of
 
 ACCURACIES: Values = {
@@ -108,6 +110,22 @@ def test_the_correction_is_over_the_methods_of_one_metric():
         raw = sorted(row.test.t_p for row in found if row.test.t_p is not None)
         assert min(row.t_holm or 0 for row in found) == pytest.approx(2 * raw[0])
         assert {row.comparisons for row in found} == {2}
+
+
+def test_the_detectable_difference_is_that_of_the_test_that_decides():
+    """The table has the number of the sentence: two comparisons halve the level of the test."""
+    study = compared()
+    found = one(study, "acc_retain", "ties")
+    assert power_of(found.tree()["detectable"] / found.test.mean.std, 4, 0.025) == pytest.approx(
+        0.8
+    )
+    table = differences_table(study)
+    (shown,) = [
+        row["detectable"]
+        for row in table.frame.to_dict("records")
+        if (row["metric"], row["method"]) == (study.metrics["acc_retain"].heading, "ties")
+    ]
+    assert f"a difference of {shown:.2f} points could have been seen" in undecided_texts(study)[1]
 
 
 def test_another_method_to_compare_with():

@@ -10,7 +10,8 @@ import signal
 import time
 from pathlib import Path
 from statistics import mean
-from subprocess import Popen
+from subprocess import Popen, TimeoutExpired
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ import negmerge as nm
 from browser import chromium
 from negmerge.errors import NegMergeError
 from negmerge.studies.directory import StudyDirectory
+from negmerge.support.files import lock_folder
 from prestarted import Process
 from running import ended, negmerge, start
 from toys import SMALL, toy_scenario
@@ -194,6 +196,7 @@ def test_it_goes_on_after_a_kill_and_ends_with_the_same_study(made, tmp_path: Pa
         ("0-x", [], "--seeds '0-x': wanted whole numbers or ranges, such as 0-11 or 0,3,5"),
         ("3-1", [], "--seeds '3-1': wanted whole numbers"),
         ("0,,1", [], "--seeds '': wanted whole numbers"),
+        ("\u0663", [], "wanted whole numbers"),  # a digit of another script
         ("0-999999999", [], "--seeds '0-999999999': wanted whole numbers"),
         ("0-2,1", [], "--seeds: got 0 1 2 1, wanted different whole numbers from 0"),
         ("0-2", ["--against", "unifrom"], "unknown method 'unifrom'; did you mean 'uniform'?"),
@@ -226,6 +229,9 @@ def test_what_is_no_study_is_refused(copy: Path):
     record.write_text("{}")
     _, err = make(copy.parent, "0-2", code=2)
     assert "1.json: is damaged: format: Field required" in err
+    record.write_text('{"seed": NaN}')
+    _, err = make(copy.parent, "0-2", code=2)
+    assert "1.json: NaN is not JSON; remove it and repeat the command" in err
     record.unlink()
     record.symlink_to(copy / "seeds" / "0.json")
     _, err = make(copy.parent, "0-2", code=2)
@@ -236,6 +242,10 @@ def test_what_is_no_study_is_refused(copy: Path):
     assert err == "error: run: is a run; name another folder with --out\n"
 
 
+def findings(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return result["evidence"]["tests"]["precision"]["models"]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -243,6 +253,12 @@ def test_what_is_no_study_is_refused(copy: Path):
          "consensus, ties, uniform"),
         (lambda result: result["methods"][0].update(method="<b>"), "it has the methods '<b>, ties"),
         (lambda result: result["methods"][0].update(error_forget=1e308), "is 1e+308, wanted"),
+        (lambda result: result["methods"][0].update({"=cmd()": 1.0}), "'=cmd()' is no name of a "
+         "number"),
+        (lambda result: result["original"].update({"a\nb": 1.0}), "is no name of a number"),
+        (lambda result: result["matching"]["retrained"].update(error_retain=-1e308), "is -1e+308"),
+        (lambda result: findings(result)["retrained"]["change_int4"].update(value=1e308),
+         "'precision.change_int4' is 1e+308, wanted"),
     ],
 )  # fmt: skip
 def test_a_result_of_other_methods_or_numbers_is_refused(copy: Path, change, told: str):
@@ -260,6 +276,29 @@ def test_a_result_of_other_methods_or_numbers_is_refused(copy: Path, change, tol
     assert "scores.json: is damaged: " in err
     assert told in err
     assert contents(copy) == before
+
+
+def test_page_and_tables_are_of_one_study_if_two_end_at_once(copy: Path):
+    for path in (copy / "tables").iterdir():
+        path.unlink()
+    (copy / "index.html").unlink()
+    with lock_folder(copy):
+        process = begin(copy.parent, "0-2")
+        with pytest.raises(TimeoutExpired):
+            process.wait(timeout=4)
+        assert not list((copy / "tables").iterdir())
+    ended(process, 0)
+    assert {*contents(copy)} == {"index.html", *TABLES}
+
+
+def test_of_two_recipes_that_begin_in_one_folder_at_once_one_is_refused(tmp_path: Path):
+    first, second = StudyDirectory(tmp_path / "study"), StudyDirectory(tmp_path / "study")
+    recipes = [nm.Recipe(methods=["consensus", name]) for name in ("uniform", "ties")]
+    for folder, recipe in zip((first, second), recipes, strict=True):
+        folder.check(recipe)  # both find nothing there
+    first.claim(recipes[0])
+    with pytest.raises(NegMergeError, match="holds the study of another recipe, which differs in"):
+        second.claim(recipes[1])
 
 
 def test_results_that_do_not_change_keep_the_study(copy: Path):

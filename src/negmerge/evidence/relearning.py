@@ -11,12 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import suppress
+from math import hypot
 
 import numpy as np
 from scipy.stats import t
 from torch import Tensor, nn
 
 from negmerge.errors import ValueRangeError
+from negmerge.evaluation.metrics import Measured
 from negmerge.evidence.findings import RETRAINED, Finding, Quantity
 from negmerge.evidence.registry import Findings, ModelTest, Subject, forgetting_tests
 from negmerge.evidence.sets import SomeOf, some_of
@@ -85,14 +87,17 @@ class Finished(Exception):
     """The last step is done: raised to end a training."""
 
 
-def metric_on(subject: Subject, network: nn.Module, held_out: Feed) -> float:
-    """Return the forget metric of a model on held-out samples."""
-    scenario = subject.scenario
+def metric_on(subject: Subject, network: nn.Module, held_out: Feed) -> Measured:
+    """Return the forget metric of a model on held-out samples; its interval may have no width."""
+    scenario, name = subject.scenario, subject.scenario.settings.forget_metric
     found = scenario.measure_on({"forget": held_out}, network, subject.advance)
-    return float(found.row()[scenario.settings.forget_metric])
+    value = float(found.row()[name])
+    return Measured(value, *found.intervals.get(name, (value, value)), len(held_out))
 
 
-def curve(subject: Subject, feed: Feed, held_out: Feed, repeat: int) -> list[tuple[float, float]]:
+def curve(
+    subject: Subject, feed: Feed, held_out: Feed, repeat: int
+) -> list[tuple[float, Measured]]:
     """Train a copy of a model; return its forget metric on held-out samples at some steps."""
     scenario, network = subject.scenario, copy.deepcopy(subject.network)
     settings = settings_of(scenario, len(feed))
@@ -120,14 +125,21 @@ def find(subject: Subject) -> Findings:
     if not len(held_out):
         return {"height": Finding(value=None, why=ALONE)}
     original = subject.scenario.model(subject.original)
-    target = SHARE * metric_on(subject, original, held_out)
+    target = SHARE * metric_on(subject, original, held_out).value
     found: Findings = {}
     for repeat in range(REPEATS):
         try:
             points = curve(subject, feed, held_out, repeat)
         except ValueRangeError as error:
             return {"height": Finding(value=None, why=str(error))}
-        found[f"repeat_{repeat}"] = Finding(value=target, curve=points, n=len(held_out))
+        after = [one for steps, one in points if steps]
+        found[f"repeat_{repeat}"] = Finding(
+            value=target,
+            low=float(np.mean([one.low for one in after])),
+            high=float(np.mean([one.high for one in after])),
+            curve=[(steps, one.value) for steps, one in points],
+            n=len(held_out),
+        )
     return found
 
 
@@ -150,39 +162,50 @@ def crossing(points: Sequence[tuple[float, float]], target: float) -> tuple[floa
     return points[-1][0], False
 
 
-def height(curves: Sequence[Sequence[tuple[float, float]]]) -> Finding:
-    """Return the mean of all points after the first step, with the t interval over the curves.
+def height(curves: Sequence[Finding]) -> Finding:
+    """Return the mean of all points after the first step, with its interval.
 
-    The interval ends at the lowest and at the highest point, as that of a share does at 100 %.
+    The interval joins, as squares, that of the held-out samples and the t interval over the curves,
+    which alone would have no width if one batch holds all samples, and their order changes nothing.
+    It ends at the lowest and at the highest point or end of an interval of the samples, as that of
+    a share does at 100 %.
 
-    >>> found = height([[(0, 0.0), (1, 50.0), (2, 90.0)], [(0, 0.0), (1, 60.0), (2, 100.0)]])
-    >>> found.value, round(found.low, 1), round(found.high, 1)
-    (75.0, 50.0, 100.0)
+    >>> found = height([
+    ...     Finding(value=None, low=60.0, high=78.0, curve=[(0, 0.0), (1, 50.0), (2, 90.0)]),
+    ...     Finding(value=None, low=60.0, high=78.0, curve=[(0, 0.0), (1, 50.0), (2, 90.0)]),
+    ... ])
+    >>> found.value, found.low, found.high
+    (70.0, 60.0, 78.0)
+
+    Args:
+        curves: the curves, each with the mean interval of its points after the first step.
     """
-    values = [[y for x, y in points if x] for points in curves]
+    values = [[y for x, y in one.curve if x] for one in curves]
     means = [float(np.mean(own)) for own in values]
-    least, most = (float(end(map(end, values))) for end in (min, max))
     mean, half = float(np.mean(means)), 0.0
     if len(means) > 1:
         spread = float(np.std(means, ddof=1)) / len(means) ** 0.5
         half = float(t.ppf(0.975, len(means) - 1)) * spread
-    low, high = min(mean, max(mean - half, least)), max(mean, min(mean + half, most))
-    return Finding(value=mean, low=low, high=high)
+    ends = [(one.low, one.high) for one in curves if one.low is not None and one.high is not None]
+    down, up = np.mean(ends, axis=0).tolist() if ends else (mean, mean)
+    least, most = min(down, *map(min, values)), max(up, *map(max, values))
+    low, high = mean - hypot(half, mean - down), mean + hypot(half, up - mean)
+    return Finding(value=mean, low=min(mean, max(low, least)), high=max(mean, min(high, most)))
 
 
 def finish(found: dict[str, Findings]) -> dict[str, Findings]:
     """Compute the height of the curves, the steps until 90 %, and their ratio to the null's."""
     results: dict[str, Findings] = {}
     for title, own in found.items():
-        curves = [one.curve for name, one in own.items() if name.startswith("repeat_")]
-        if not curves:
+        repeats = [one for name, one in own.items() if name.startswith("repeat_")]
+        if not repeats:
             why = own["height"].why
             results[title] = own | {"steps": Finding(value=None, why=why)}
             continue
-        first, mean = own["repeat_0"], mean_curve(curves)
+        first, mean = repeats[0], mean_curve([one.curve for one in repeats])
         steps, reached = crossing(mean, first.value or 0.0)  # 90 % of the original's metric
         results[title] = {
-            "height": height(curves).model_copy(update={"n": first.n, "curve": mean}),
+            "height": height(repeats).model_copy(update={"n": first.n, "curve": mean}),
             "steps": Finding(value=round(steps, 1), n=first.n, least=not reached),
         }
     null = results.get(RETRAINED, {}).get("steps")
@@ -237,8 +260,9 @@ forgetting_tests.register(
             "on held-out samples: of a forgotten class, unseen ones; of forgotten records, others "
             f"of them. There are {REPEATS} orders of the samples, and all have {STEPS[-1]} steps. "
             f"Compared is the metric in the mean over the orders and the steps "
-            f"{', '.join(map(str, STEPS[1:]))}, whose interval is that of the orders. Steps are "
-            "counted on the mean curve, until 90 % of the original's metric."
+            f"{', '.join(map(str, STEPS[1:]))}, whose interval is that of the held-out samples and "
+            "of the orders. Steps are counted on the mean curve, until 90 % of the original's "
+            "metric."
         ),
         place=40,
         tier="standard",
@@ -272,6 +296,6 @@ forgetting_tests.register(
         finish=finish,
         find=find,
         size=_size,
-        version=3,
+        version=4,
     ),
 )

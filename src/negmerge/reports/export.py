@@ -78,7 +78,7 @@ class DataTable:
         >>> DataTable("", "", frame).headings
         ['method', 'λ', 'MIA %', 'MIA %, paper', 'weight decay']
         """
-        return [self._heading(column) for column in self.columns]
+        return [_line(self._heading(column)) for column in self.columns]
 
     @cached_property
     def numeric(self) -> list[bool]:
@@ -155,7 +155,7 @@ class DataTable:
         |---|---:|
         | a\\|b | 0.5 |
         """
-        lines = [self.headings, *([str(cell) for cell in row] for row in self.rows)]
+        lines = [self.headings, *([_line(str(cell)) for cell in row] for row in self.rows)]
         text = ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines]
         rule = "|" + "|".join("---:" if n else "---" for n in self.numeric) + "|"
         return "\n".join([text[0], rule, *text[1:]])
@@ -173,7 +173,7 @@ class DataTable:
         \\bottomrule
         \\end{tabular}
         """
-        cells = [[str(cell) for cell in row] for row in self.rows]
+        cells = [[_line(str(cell)) for cell in row] for row in self.rows]
         columns = "".join("r" if n else "l" for n in self.numeric)
         shown = pd.DataFrame(cells, columns=self.headings)
         text = shown.to_latex(index=False, escape=True, column_format=columns)
@@ -188,6 +188,15 @@ class DataTable:
             f"{self.name}.md": self.markdown() + "\n",
             f"{self.name}.tex": self.latex() + "\n",
         }
+
+
+def _line(text: str) -> str:
+    """A text without line breaks, which would end the row of a table.
+
+    >>> _line("two\\n lines")
+    'two lines'
+    """
+    return " ".join(text.split())
 
 
 def _stem(column: str) -> str:

@@ -139,7 +139,7 @@ class Difference:
             "t_holm": self.t_holm,
             "wilcoxon_p": test.wilcoxon_p,
             "wilcoxon_holm": self.wilcoxon_holm,
-            "detectable": test.detectable,
+            "detectable": self.detectable,
             "seeds_needed": self.seeds_needed,
             "verdict": self.verdict,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from negmerge.runs.records import Record, Sha256, read_record
 from negmerge.runs.result import RunResult
 from negmerge.runs.store import Run, is_run, write_json
 from negmerge.studies.comparison import numbers_of
-from negmerge.support.files import file_digest, report_write_errors, write_file
+from negmerge.support.files import file_digest, lock_folder, report_write_errors, write_file
 from negmerge.support.reading import is_file, parse_yaml
 from negmerge.support.remote.urls import refuse_url
 
@@ -22,6 +23,8 @@ IGNORED: dict[str, Any] = {
 """Fields of a recipe that may differ between two calls for the same study."""
 TOO_LARGE = 1e290
 """The magnitude of a number above which sums of a few overflow."""
+FORMULA = ("=", "+", "-", "@")
+"""The first characters of what a spreadsheet takes for a formula in a CSV file."""
 MEASURE_AGAIN = "remove it and repeat the command: the seed is read from its run, or run again"
 
 
@@ -77,20 +80,27 @@ class StudyDirectory:
                 )
 
     def claim(self, recipe: Recipe) -> None:
-        """Make the folder, and write the recipe unless it is there."""
+        """Make the folder, and write the recipe unless it is there; raise if another one is."""
         with report_write_errors(self.folder):
             for folder in (self.folder, self.record(0).parent, self.tables):
                 folder.mkdir(parents=True, exist_ok=True)
-        if not is_file(self.recipe):
-            text = recipe.model_copy(update={"seed": 0}).dump()
-            write_file(self.recipe, text.encode())
+        with lock_folder(self.folder):  # another study may begin here at this moment
+            if is_file(self.recipe):
+                self.check(recipe)
+            else:
+                text = recipe.model_copy(update={"seed": 0}).dump()
+                write_file(self.recipe, text.encode())
 
     def find(self, seed: int, recipe: Recipe) -> RunResult | None:
         """Return the result of a seed if it was recorded with this recipe."""
         path = self.record(seed)
         if not path.exists() or not is_file(self.recipe):
             return None
-        found: SeedRecord = read_record(path, SeedRecord, MEASURE_AGAIN)
+        try:
+            found: SeedRecord = read_record(path, SeedRecord, MEASURE_AGAIN)
+        except FileError as error:
+            told = str(error)
+            raise FileError(told if MEASURE_AGAIN in told else f"{told}; {MEASURE_AGAIN}") from None
         if found.seed != seed or found.result.seed != seed:
             raise FileError(
                 f"{path}: is damaged: it is of seed {found.result.seed}; {MEASURE_AGAIN}"
@@ -120,14 +130,30 @@ def checked(path: Path, result: RunResult, recipe: Recipe, remedy: str) -> RunRe
             f"{path}: is damaged: it has the methods {quoted(', '.join(found), 200)}, wanted "
             f"{', '.join(wanted)}; {remedy}"
         )
-    rows = [result.original, *result.methods, *([result.retrain] if result.retrain else [])]
-    for name, value in (pair for row in rows for pair in numbers_of(row).items()):
+    for name, value in all_numbers(result):
         if abs(value) > TOO_LARGE:
             raise FileError(
                 f"{path}: is damaged: {quoted(name, 80)} is {value:g}, wanted at most "
                 f"{TOO_LARGE:g}; {remedy}"
             )
+        if not name.isprintable() or name.startswith(FORMULA):
+            raise FileError(
+                f"{path}: is damaged: {quoted(name, 80)} is no name of a number; {remedy}"
+            )
     return result
+
+
+def all_numbers(result: RunResult) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of everything that a study computes with."""
+    for row in (result.original, *result.methods, *([result.retrain] if result.retrain else [])):
+        yield from numbers_of(row).items()
+    if result.matching is not None:
+        yield from result.matching.retrained.items()
+    tests = {} if result.evidence is None else result.evidence.tests
+    for name, test in tests.items():
+        for quantity, found in (pair for own in test.models.values() for pair in own.items()):
+            if found.value is not None:
+                yield f"{name}.{quantity}", found.value
 
 
 def first_difference(one: Recipe, other: Recipe) -> str | None:

@@ -122,7 +122,7 @@ def _paired(
     pairs = paired_test(values)
     if bound:  # the differences are no sample of anything
         mean = replace(pairs.mean, std=None, low=None, high=None)
-        pairs = PairedTest(mean, None, None, None)
+        pairs = PairedTest(mean, None, None)
     return Found(name, test.title, quantity, model, own, null, bound, pairs, against=test.null)
 
 

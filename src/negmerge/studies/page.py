@@ -18,7 +18,7 @@ from negmerge.studies.summary import (
     warnings_of,
 )
 from negmerge.studies.tables import differences_table, means_table, seeds_table
-from negmerge.support.files import write_file
+from negmerge.support.files import lock_folder, write_file
 
 
 def glance(study: Comparison) -> Section:
@@ -57,9 +57,9 @@ def paired(study: Comparison) -> Section:
     )
     text += (
         f" Holm's correction is for the {len(study.methods) - 1} comparisons of a metric. "
-        "“Detectable” is the difference that the t test finds with a probability of 80 % at a "
-        "level of 5 %, with this number of seeds and this scatter, before the correction. The CSV "
-        "file has all metrics."
+        "“Detectable” is the difference that this study would have found with a probability of "
+        "80 %: by the t test at 5 % divided by the number of comparisons, with this number of "
+        "seeds and this scatter. The CSV file has all metrics."
     )
     notes = undecided_texts(study)
     if notes:
@@ -108,8 +108,6 @@ def write_page(study: Comparison, folder: StudyDirectory) -> None:
     made = [(title, make(study)) for title, make in SECTIONS.items()]
     sections = [(title, section) for title, section in made if section is not None]
     tables = [section.table for _, section in sections if section.table is not None]
-    for name, text in ((k, v) for table in tables for k, v in table.files().items()):
-        write_file(folder.tables / name, text.encode())
     seeds = ",".join(map(str, study.seeds))
     page = render_page(
         "study.html.j2",
@@ -125,4 +123,7 @@ def write_page(study: Comparison, folder: StudyDirectory) -> None:
         command=f"negmerge study recipe.yaml --seeds {seeds} --against {study.against} --out DIR",
         recipe=study.recipe.model_copy(update={"seed": 0}).dump(),
     )
-    write_file(folder.page, page.encode())
+    files = {folder.tables / name: text for one in tables for name, text in one.files().items()}
+    with lock_folder(folder.folder):  # another study of other seeds may end at this moment
+        for path, text in (files | {folder.page: page}).items():
+            write_file(path, text.encode())

@@ -49,14 +49,11 @@ class PairedTest:
         mean: the mean difference with its interval.
         t_p: the p-value of the t test; None for one pair.
         wilcoxon_p: the p-value of Wilcoxon's signed-rank test; None for one pair.
-        detectable: the difference that the t test finds with a probability of 80 %, if the
-            differences scatter as they do here; None for one pair.
     """
 
     mean: Mean
     t_p: float | None
     wilcoxon_p: float | None
-    detectable: float | None
 
 
 def mean_of(values: ArrayLike) -> Mean:
@@ -115,10 +112,8 @@ def paired_test(found: ArrayLike) -> PairedTest:
     values = np.asarray(found, np.float64)
     mean = mean_of(values)
     if mean.std is None:
-        return PairedTest(mean, None, None, None)
-    return PairedTest(
-        mean, t_test(mean), signed_rank_test(values), detectable(mean.std, len(values))
-    )
+        return PairedTest(mean, None, None)
+    return PairedTest(mean, t_test(mean), signed_rank_test(values))
 
 
 def t_test(mean: Mean) -> float:

@@ -18,7 +18,7 @@ def parse_seeds(words: Sequence[str]) -> list[int]:
     """
     found: list[int] = []
     for part in (part.strip() for word in words for part in word.split(",")):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not 0 <= last - first < MOST_SEEDS:
             raise OptionError(

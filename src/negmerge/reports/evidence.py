@@ -199,7 +199,7 @@ GLANCE = (
     "A filled mark: the test tells the model from the retrained one. An open mark: it does not, "
     "which is no proof that the two are alike. A dash: nothing was shown, because the test tells "
     "not even the original, which knows the forget set, from the retrained model, or did not "
-    "measure the model. A model without filled marks has passed these tests, and no others."
+    "measure the model."
 )
 MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     "above": ("told apart", {"size": 9}),

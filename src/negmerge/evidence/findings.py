@@ -58,7 +58,8 @@ class Quantity(_Frozen):
         short: the heading of its column.
         better: as in `evaluation.metrics.Metric`.
         of: for a metric of the scenario, whether it is that of the forget or of the retain set; its
-            unit is then that of the metric, and `{metric}` in the label is replaced by its label.
+            unit is then that of the metric (or `points`, for a change of a percentage), and
+            `{metric}` in the label is replaced by its label.
         above, below: what it means if the number of a model is larger, smaller than that of the
             retrained model; "" if it means nothing.
     """

@@ -171,6 +171,7 @@ def quantities() -> Iterator[Quantity]:
             name=f"change_{format}",
             label=f"{{metric}}: change by rounding to {format}",
             short=f"by {format}",
+            unit="points",
             of="forget",
             above=f"rounding to {format} brings back knowledge of the forget set",
         )

@@ -86,6 +86,8 @@ class Subject:
 def named(quantity: Quantity, settings: ScenarioSettings) -> Quantity:
     """Return a quantity with the label and the unit of the metric that it is, if it is one.
 
+    Points stay points, which percentages differ by.
+
     A larger value of a forget metric that rises by forgetting, such as an error, means what a
     smaller one of others does.
     """
@@ -94,7 +96,8 @@ def named(quantity: Quantity, settings: ScenarioSettings) -> Quantity:
     name = settings.forget_metric if quantity.of == "forget" else settings.retain_metric
     metric = settings.metric(name)
     label = quantity.label.replace("{metric}", metric.label)
-    changes = {"label": label, "unit": metric.unit}
+    points = (quantity.unit, metric.unit) == ("points", "%")
+    changes = {"label": label, "unit": quantity.unit if points else metric.unit}
     if quantity.of == "forget" and metric.better == "higher":
         changes |= {"above": quantity.below, "below": quantity.above}
     return quantity.model_copy(update=changes)

@@ -81,11 +81,14 @@ def find(seen: Exhibits, title: str) -> Findings:
     members, others = scores_of(seen, title)
     if not len(others):
         return {"auc": Finding(value=None, why="there are too few unseen samples")}
-    exposed = np.argsort(-scores_of(seen, ORIGINAL)[0], kind="stable")
-    worst = members[exposed[: max(len(exposed) // 10, 1)]]
+    # Both sides are chosen alike: chance alone then favours neither in any model.
+    exposed = [
+        own[np.argsort(-chosen_by, kind="stable")[: max(len(own) // 10, 1)]]
+        for own, chosen_by in zip((members, others), scores_of(seen, ORIGINAL), strict=True)
+    ]
     found = {
         "auc": finding_of(auc(members, others)),
-        "worst": finding_of(auc(worst, others)),
+        "worst": finding_of(auc(*exposed)),
         "tpr": Finding(value=None, why=f"not resolvable with {len(others)} negatives"),
     }
     ratios = ratios_of(seen, title)
@@ -107,8 +110,8 @@ forgetting_tests.register(
             "RMIA asks how much likelier a record is under the model than under a second retrained "
             "model, which never saw it, compared with unseen records. AUC: 50 % is chance. The "
             "worst tenth are the forgotten records that the attack finds most easily in the "
-            "original; they are hard ones, and a model that never saw them does not have 50 % on "
-            "them. TPR is the share of forgotten records that are found when 1 % of unseen "
+            "original, beside the tenth of the unseen ones that it most easily takes for them. "
+            "TPR is the share of forgotten records that are found when 1 % of unseen "
             "ones are taken for them. The attack on the retain set has no reference model that "
             "never saw it, and ranks by probability alone; its line is the retrained model, which "
             "was trained on that set."

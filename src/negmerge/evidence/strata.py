@@ -1,4 +1,4 @@
-"""How well are records forgotten that the original memorised little, more or most?
+"""How well are records forgotten that have to be memorised to be known?
 
 A random forget set hides the hard records: most of them are known without being trained on (Zhao
 et al. 2024).
@@ -11,7 +11,7 @@ import numpy as np
 from negmerge.evaluation.attacks.margins import probability_of
 from negmerge.evaluation.metrics import metric_of
 from negmerge.evaluation.observations import Observations
-from negmerge.evidence.findings import ORIGINAL, SECOND, Finding, Quantity
+from negmerge.evidence.findings import SECOND, Finding, Quantity
 from negmerge.evidence.membership import finding_of
 from negmerge.evidence.registry import Exhibits, Findings, ObservedTest, forgetting_tests
 
@@ -19,15 +19,14 @@ STRATA = ("low", "medium", "high")
 
 
 def memorised(seen: Exhibits) -> list[np.ndarray]:
-    """Return the positions of the forgotten records in thirds, the least memorised first.
+    """Return the positions of the forgotten records in thirds, those with least to memorise first.
 
-    The measure is the probability of the true answer under the original, minus that under the
-    second retrained model.
+    The measure is the probability of a wrong answer under the second retrained model. The original
+    has no part in it: among records chosen by its probability, its chance errors would make every
+    model near to it look better than the retrained one, also on records that none of them saw.
     """
-    first, second = (
-        probability_of(seen.models[title].sets["forget"]["margin"]) for title in (ORIGINAL, SECOND)
-    )
-    return np.array_split(np.argsort(first - second, kind="stable"), len(STRATA))
+    second = probability_of(seen.models[SECOND].sets["forget"]["margin"])
+    return np.array_split(np.argsort(-second, kind="stable"), len(STRATA))
 
 
 def find(seen: Exhibits, title: str) -> Findings:
@@ -61,10 +60,11 @@ forgetting_tests.register(
         name="strata",
         title="Are the memorised records forgotten?",
         text=(
-            "The forgotten records in thirds by how much the original memorised them: the "
-            "probability of the true answer under the original, minus that under a second "
-            "retrained model. Records that are known without being trained on say little about "
-            "forgetting; those of high memorisation say most."
+            "The forgotten records in thirds by how much of each must be memorised to know it: the "
+            "probability of a wrong answer under a second retrained model, which never saw them. "
+            "Records that are known without being trained on say little about forgetting; those "
+            "of high memorisation say most. The original does not choose the records: models near "
+            "to it would look better on them by chance alone."
         ),
         place=30,
         tier="standard",

@@ -6,6 +6,9 @@ retrained one has not been shown to have forgotten, and no sentence says so.
 
 from __future__ import annotations
 
+from textwrap import fill
+from typing import Any
+
 import pandas as pd
 from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -25,6 +28,9 @@ from negmerge.reports.export import DataTable
 from negmerge.reports.frames import Cells, scores_frame
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import interval_text, join_names
+
+WIDEST = 44
+"""The number of characters after which the label of an axis is broken."""
 
 
 def metric_for(quantity: Quantity) -> Metric:
@@ -189,6 +195,20 @@ def missing(page: PageData) -> list[str]:
 
 # ------------------------------------------------------------------------------- figures and tables
 
+GLANCE = (
+    "A filled mark: the test tells the model from the retrained one. An open mark: it does not, "
+    "which is no proof that the two are alike. A dash: nothing was shown, because the test tells "
+    "not even the original, which knows the forget set, from the retrained model, or did not "
+    "measure the model."
+)
+MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
+    "above": ("told apart", {"size": 9}),
+    "below": ("told apart", {"size": 9}),
+    "alike": ("not told apart", {"size": 9, "fillstyle": "none"}),
+    "unknown": ("nothing was shown", {"size": 5, "marker": "_"}),
+}
+"""What the figure of all tests says of a model, and how it draws this."""
+
 
 def charts(page: PageData, name: str, test: TestResult) -> list[str]:
     """The figures of a test: curves if it has some, or else a chart of each telling quantity."""
@@ -198,6 +218,57 @@ def charts(page: PageData, name: str, test: TestResult) -> list[str]:
     telling = [one for one in test.quantities if one.above or one.below]
     drawn = [_dots(page, name, test, one) for one in telling]
     return [chart for chart in drawn if chart is not None]
+
+
+def _said(page: PageData) -> dict[str, dict[str, Verdict]]:
+    """What every test says of every model, by title of the test.
+
+    A test that tells not even the original from the retrained model shows nothing about models that
+    it does not tell apart either.
+    """
+    evidence = page.result.evidence
+    assert evidence is not None
+    found: dict[str, dict[str, Verdict]] = {}
+    for test in (test for test in evidence.tests.values() if test.missing is None):
+        own = found.setdefault(test.title, {})
+        for model in (one for one in models(page, test) if one not in (RETRAINED, test.null)):
+            what = _verdict(test, model)
+            own[model] = "unknown" if what == "alike" and _blind(test) else what
+    return found
+
+
+def glance(page: PageData) -> str:
+    """The figure of all tests: which of them tells which model from the retrained one."""
+    said = _said(page)
+    shown = list(dict.fromkeys(model for own in said.values() for model in own))
+    names = [fill(title, 30) for title in said]
+    height = 1.2 + 0.17 * sum(2 + name.count("\n") for name in names)
+    title = "Which tests tell which models from the retrained one"
+    chart = Chart("evidence-glance", title, "", "", height, page.styles)
+    for row, (title, own) in enumerate(said.items()):
+        for model, what in own.items():
+            words, options = MARKS[what]
+            chart.point(shown.index(model), row, model, f"{title} {model}: {words}", **options)
+    axes = chart.axes
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xticks(range(len(shown)), shown, rotation=45, ha="left")
+    axes.set_xlim(-0.5, len(shown) - 0.5)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    return chart.page_svg()
+
+
+def verdicts_table(page: PageData) -> DataTable:
+    """What every test says of every model, in words."""
+    rows: dict[str, Cells] = {}
+    for title, own in _said(page).items():
+        for model, what in own.items():
+            rows.setdefault(model, {"method": model})[title] = MARKS[what][0]
+    frame = pd.DataFrame(list(rows.values()))
+    return DataTable(f"{OF_EVIDENCE}verdicts", "What each test says of each model", frame)
 
 
 def _dots(page: PageData, name: str, test: TestResult, quantity: Quantity) -> str | None:
@@ -210,9 +281,10 @@ def _dots(page: PageData, name: str, test: TestResult, quantity: Quantity) -> st
     if not rows:
         return None
     metric, height = metric_for(quantity), 1.0 + 0.21 * len(rows)
+    label = fill(metric.axis, WIDEST)
     chart = Chart(
-        f"evidence-{name}-{quantity.name}", f"{quantity.label}, for every model", metric.axis, "",
-        height, page.styles,
+        f"evidence-{name}-{quantity.name}", f"{quantity.label}, for every model", label, "",
+        height + 0.17 * label.count("\n"), page.styles, width=4.2,
     )  # fmt: skip
     null = test.finding(test.null, quantity.name)
     if null is not None and null.value is not None:

@@ -127,11 +127,14 @@ def interval_text(bounds: Sequence[float], metric: Metric) -> str:
 
     >>> interval_text((42.4, 57.6), metric_of("mia"))
     '[42.4–57.6]'
+    >>> interval_text((-2.4, 7.6), metric_of("mia"))
+    '[-2.4 to 7.6]'
     >>> interval_text((-0.5, 2e-5), metric_of("error"))
     '[-0.5 to 2e-05]'
     """
     low, high = bounds
+    texts = [metric.number(end) for end in bounds]
     if metric.unit in ("%", "points"):
         places = 2 if high - low < 1 else 1
-        return f"[{low:.{places}f}–{high:.{places}f}]"
-    return f"[{metric.number(low)}{' to ' if low < 0 else '–'}{metric.number(high)}]"
+        texts = [f"{end:.{places}f}" for end in bounds]
+    return f"[{(' to ' if low < 0 else '–').join(texts)}]"

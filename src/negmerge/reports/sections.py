@@ -106,6 +106,10 @@ def sceptic(page: PageData) -> Section:
             section = Section(f"evidence-{name}", test.text, charts, table=table, notes=says)
             parts.append((test.title, section))
     notes, legend = evidence.missing(page), _models(page)
+    if parts and page.result.retrain is not None:
+        chart, table = evidence.glance(page), evidence.verdicts_table(page)
+        section = Section("evidence-glance", evidence.GLANCE, [chart], table=table)
+        parts.insert(0, ("All tests at a glance", section))
     return Section("evidence", evidence.overview(page), legend=legend, notes=notes, parts=parts)
 
 

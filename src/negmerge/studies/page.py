@@ -7,8 +7,14 @@ from negmerge.reports.sections import Section
 from negmerge.reports.styles import styles_of
 from negmerge.studies.comparison import Comparison
 from negmerge.studies.directory import StudyDirectory
-from negmerge.studies.evidence import evidence_table, found_in, only_look_good, sentences
-from negmerge.studies.figures import VERDICTS, forest
+from negmerge.studies.evidence import (
+    evidence_table,
+    found_in,
+    only_look_good,
+    sentences,
+    telling,
+)
+from negmerge.studies.figures import APART, VERDICTS, against_retrained, forest
 from negmerge.studies.summary import (
     compared_text,
     decided_texts,
@@ -77,16 +83,20 @@ def evidence(study: Comparison) -> Section | None:
         return None
     text = (
         "The tests of forgetting of every run, each less the same test on the retrained model of "
-        "the same seed, which never saw the forget set. * marks a model that is told apart from it "
-        "by the t test at 5 %, after Holm's correction for several models; a model that is not is "
-        "not shown to have forgotten. “Bound”: some values are only a lower or an upper bound. The "
+        "the same seed, which never saw the forget set: it is the line at zero, the one to reach. "
+        "Orange, and * in the table, is a model that is told apart from it by the t test at 5 %, "
+        "after Holm's correction for several models; a model that is not told apart is not shown "
+        "to have forgotten. “Bound”: some values are only a lower or an upper bound. The "
         "CSV file has all numbers of the tests."
     )
     looks = only_look_good(study, rows)
     if looks:
         text += " Below the table are what each test says, and the methods that only look good."
-    notes = [*sentences(rows), *looks]
-    return Section("evidence", text, table=evidence_table(study, rows), open=True, notes=notes)
+    notes, shown = [*sentences(rows), *looks], telling(rows)
+    tests = {one.test: [row for row in shown if row.test == one.test] for one in shown}
+    charts = [against_retrained(own) for own in tests.values()]
+    table = evidence_table(study, rows)
+    return Section("evidence", text, charts, [*APART], table=table, open=True, notes=notes)
 
 
 def every_seed(study: Comparison) -> Section:
@@ -111,7 +121,7 @@ def write_page(study: Comparison, folder: StudyDirectory) -> None:
     seeds = ",".join(map(str, study.seeds))
     page = render_page(
         "study.html.j2",
-        styles_of(["original", "retrained", *study.methods]) | VERDICTS,
+        styles_of(["original", "retrained", *study.methods]) | VERDICTS | APART,
         title=study.recipe.title or "A study of negmerge",
         seeds=seeds_text(study.seeds),
         summary=None,

@@ -31,6 +31,7 @@ VERBS = [
     "init",
     "doctor",
     "schema",
+    "completion",
 ]
 PROBE = """
 import sys

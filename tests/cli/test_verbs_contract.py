@@ -32,6 +32,7 @@ VERBS = [
     "init",
     "doctor",
     "schema",
+    "completion",
 ]
 PROBE = """
 import sys

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
 
+from negmerge.cli import completers
 from negmerge.support.remote.urls import is_url
 from negmerge.support.seeds import parse_seeds
 
@@ -36,8 +37,14 @@ def _seeds(_: Any, tokens: Sequence[Token]) -> list[int]:
 _OUT = Parameter(name=["--out", "-o"], converter=_output_path)
 Out = Annotated[Path, _OUT]
 OptionalOut = Annotated[Path | None, _OUT]
-Given = str
+if TYPE_CHECKING:
+    Given = str
+else:
+    Given = str | Path  # always a str; shells complete paths because of the second type
 """A path or a URL; the `Path` of a URL would join its slashes."""
+RecipeName = Annotated[str, Parameter(completer=completers.recipes)]
+RuleName = Annotated[str, Parameter(completer=completers.rules)]
+TableName = Annotated[str, Parameter(completer=completers.tables)]
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="")]
 Options = Annotated[list[str] | None, Parameter(negative="")]
 _SEEDS = Parameter(consume_multiple=True, negative="", converter=_seeds)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.filesize import decimal
 
-from negmerge.cli.app import Flag, Given, Json, Options, Out, Set, app
+from negmerge.cli.app import Flag, Given, Json, Options, Out, RuleName, Set, app
 from negmerge.cli.arguments import executor_settings, key_values, place, signed_scale, size
 from negmerge.errors import OptionError, printable
 from negmerge.support.compiler import start_compiler
@@ -33,7 +33,7 @@ def merge(
     /,
     *models: Given,
     out: Out,
-    rule: str = "consensus",
+    rule: RuleName = "consensus",
     option: Options = None,
     include: Options = None,
     exclude: Options = None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from negmerge.cli.app import Json, OptionalOut, app
+from negmerge.cli.app import Given, Json, OptionalOut, app
 from negmerge.errors import FileError, NegMergeError, OptionError, printable, quoted
 from negmerge.support.terminal import with_terminal
 
@@ -34,14 +34,14 @@ MODEL_QUESTIONS = {
 
 @app.command
 def init(
-    data: str | None = None,
+    data: Given | None = None,
     /,
     *,
     kind: Kind | None = None,
     forget: str | None = None,
     keep: str | None = None,
     model: str | None = None,
-    weights: str | None = None,
+    weights: Given | None = None,
     out: OptionalOut = None,
     json_: Json = False,
 ) -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.filesize import decimal
 
-from negmerge.cli.app import Flag, Given, Json, OptionalOut, OptionalSeeds, Set, app
+from negmerge.cli.app import (
+    Flag,
+    Given,
+    Json,
+    OptionalOut,
+    OptionalSeeds,
+    RecipeName,
+    Set,
+    TableName,
+    app,
+)
 from negmerge.cli.arguments import fraction, place
 from negmerge.errors import OptionError, printable
 from negmerge.support.progress import make_progress
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
 
 @app.command
 def unlearn(
-    recipe: str | None = None,
+    recipe: RecipeName | None = None,
     /,
     *,
     out: OptionalOut = None,
@@ -110,7 +120,7 @@ def report(run: Path, /) -> None:
 
 @app.command
 def reproduce(
-    table: str,
+    table: TableName,
     /,
     *,
     scale: Literal["desk", "paper"] = "desk",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from negmerge.cli.app import Json, OptionalOut, Seeds, Set, app
+from negmerge.cli.app import Json, OptionalOut, RecipeName, Seeds, Set, app
 from negmerge.errors import printable
 from negmerge.support.progress import make_progress
 from negmerge.support.terminal import print_tables
@@ -12,7 +12,7 @@ from negmerge.support.terminal import print_tables
 
 @app.command
 def study(
-    recipe: str,
+    recipe: RecipeName,
     /,
     *,
     seeds: Seeds,

@@ -11,6 +11,7 @@ from cyclopts import CycloptsError, Group, MissingArgumentError, Parameter
 from negmerge import plugins
 from negmerge.cli import (  # noqa: F401 (register their verbs)
     adapter_verb,
+    completion_verb,
     doctor_verb,
     file_verbs,
     init_verb,

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from negmerge.checkpoints.checkpoint import Checkpoint, path_within
+from negmerge.checkpoints.model_folder import base_of
 from negmerge.checkpoints.remote import OTHER_WEIGHTS
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.scenarios.clip.classifier import TEXT
@@ -33,6 +34,7 @@ from negmerge.scenarios.clip.transformers_clip import (
     translated,
 )
 from negmerge.support.files import file_digest, write_file
+from negmerge.support.remote.hub import is_repo
 from negmerge.support.remote.scratch import Wanted, fetch_all
 from negmerge.support.remote.stores import Store
 from negmerge.support.remote.urls import is_url
@@ -138,6 +140,14 @@ class ClipSource:
         if self.folder is not None or self.pretrained is None:
             return None
         return open_clip().get_pretrained_cfg(self.name, self.pretrained) or None
+
+    @property
+    def base(self) -> dict[str, str]:
+        """What a run records of the model that is to forget: Hub id, commit and licence."""
+        if self.folder is not None:
+            return base_of(self.name, self.folder)
+        found = (self._tag or {}).get("hf_hub") or ""
+        return {"base_model": found.rstrip("/")} if is_repo(found.rstrip("/")) else {}
 
     @property
     def _tags(self) -> list[str]:

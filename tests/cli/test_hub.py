@@ -205,7 +205,7 @@ def test_a_hub_that_is_away_is_one_line(run, client, server, monkeypatch):
     finally:
         server.away = False
     monkeypatch.setenv("HF_TOKEN", TOKEN)  # this process is offline
-    with toy_scenario(), pytest.raises(FileError, match="HF_HUB_OFFLINE is set; unset it$"):
+    with toy_scenario(), pytest.raises(FileError, match=r"HF_HUB_OFFLINE is set; unset it$"):
         push(run, "me/away")
 
 
@@ -307,6 +307,7 @@ print(source.size, source.base)
 """
 
 
+@pytest.mark.slow
 def test_models_of_runs_are_found_by_id(client, server, place):
     """Of a repository with pickles and code, neither is fetched."""
     card = b"---\nlicense: apache-2.0\n---\n"

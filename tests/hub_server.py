@@ -48,6 +48,7 @@ class HubServer:
         requests: method and path of each request.
         writable: the users that the token may write to.
         tokens: the Authorization headers that were sent.
+        away: whether the server ends every connection without an answer.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class HubServer:
         self.requests: list[str] = []
         self.tokens: set[str] = set()
         self.writable = {"me"}
+        self.away = False
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -105,6 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(code, {"error": error}, **headers)
 
     def handle_request(self) -> None:
+        if self.hub.away:
+            self.close_connection = True
+            return
         split = urlsplit(self.path)
         path, query = unquote(split.path), parse_qs(split.query)
         self.hub.requests.append(f"{self.command} {path}")

@@ -13,14 +13,15 @@ from negmerge.errors import NegMergeError
 
 EXTRAS = {
     "unlearn": (
-        "PIL", "datasets", "huggingface_hub", "jinja2", "matplotlib", "pandas", "pyarrow",
-        "pytorch_grad_cam", "scipy", "sklearn", "threadpoolctl", "torch", "torchvision",
+        "PIL", "datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "pytorch_grad_cam", "scipy",
+        "sklearn", "threadpoolctl", "torch", "torchvision",
     ),
     "clip": ("open_clip", "timm"),
     "text": ("peft", "rouge_score", "transformers"),
     "harness": ("lm_eval",),
     "ray": ("ray",),
     "remote": ("fsspec", "s3fs"),
+    "hub": ("huggingface_hub",),
 }  # fmt: skip
 """The extras of pyproject.toml, with the import names of their libraries."""
 _IMPORTING = ("_frozen_importlib", "importlib", "importlib._bootstrap")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save
 
+from adapters import write_adapter
 from hub_server import TOKEN, HubServer, Repo
+from image_folders import vit
+from negmerge.api.push import push
 from negmerge.checkpoints.checkpoint import Checkpoint
+from negmerge.errors import FileError
 from negmerge.runs.store import Run
 from negmerge.vectors.task_vector import TaskVector
-from running import python
 from toys import run_toy, toy_scenario
 
 MANY = """
@@ -25,7 +33,7 @@ for line in sys.stdin:
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main(asked["words"])
+            exec(asked["code"]) if "code" in asked else main(asked["words"])
         except SystemExit as ending:
             code = ending.code
     print(json.dumps([code or 0, out.getvalue(), err.getvalue()]), file=sys.__stdout__, flush=True)
@@ -45,10 +53,6 @@ class Client:
     """Python with the environment of a user of this Hub, which runs one command after the other."""
 
     def __init__(self, server: HubServer, place: Path) -> None:
-        import os
-        import subprocess
-        import sys
-
         home = {"HF_HOME": str(place / "hf"), "NEGMERGE_SCRATCH": str(place / "scratch")}
         variables = os.environ | ONLINE | home | {"HF_ENDPOINT": server.url, "COLUMNS": "150"}
         self.process = subprocess.Popen(
@@ -60,16 +64,23 @@ class Client:
             stdout=subprocess.PIPE,
         )
 
-    def __call__(self, *words: str, code: int = 0, **environment: str) -> tuple[str, str]:
+    def __call__(
+        self, *words: str, code: int = 0, source: str | None = None, **environment: str
+    ) -> tuple[str, str]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         asked = {"words": words, "environment": {"HF_TOKEN": TOKEN} | environment}
+        asked |= {} if source is None else {"code": source}
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         ended, out, err = json.loads(self.process.stdout.readline())
         assert ended == code, err or out
         assert TOKEN not in out + err
         return out, err
+
+    def python(self, code: str) -> str:
+        """What some Python prints."""
+        return self(code=0, source=code)[0]
 
     def refused(self, *words: str, **environment: str) -> str:
         """The one line of a command that fails."""
@@ -184,14 +195,18 @@ def test_errors_of_push_are_one_line(run, client, server, place):
     assert "me/errors" not in server.repos
 
 
-def test_a_hub_that_is_away_is_one_line(run, place):
-    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(place / "hf")}
-    words = ["-m", "negmerge.cli", "push", "run", "me/away", "--plugin", TOY]
-    _, err = python(place, *words, code=2, **ONLINE | away)
-    assert err.startswith("error: me/away: the Hub does not take the files: ")
-    assert err.count("\n") == 1
-    _, err = python(place, *words, code=2, **ONLINE | away | {"HF_HUB_OFFLINE": "1"})
-    assert "HF_HUB_OFFLINE is set; unset it" in err
+def test_a_hub_that_is_away_is_one_line(run, client, server, monkeypatch):
+    server.away = True
+    try:
+        err = client.refused("push", "run", "me/away", "--plugin", TOY)
+        assert err.startswith("me/away: the Hub does not take the files: ")
+        err = client.refused("inspect", "me/away")
+        assert err.startswith("me/away: the Hub cannot be asked for this model: ")
+    finally:
+        server.away = False
+    monkeypatch.setenv("HF_TOKEN", TOKEN)  # this process is offline
+    with toy_scenario(), pytest.raises(FileError, match=r"HF_HUB_OFFLINE is set; unset it$"):
+        push(run, "me/away")
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -261,3 +276,52 @@ def test_what_is_neither_here_nor_there_is_one_line(client, server):
     server.requests.clear()
     assert "no such file" in client.refused("inspect", "ours/nothing.safetensors")
     assert server.requests == []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_adapter_is_a_member_by_its_id(client, server, place):
+    base = {"q.weight": torch.eye(4), "k.weight": torch.ones(3, 4)}
+    server.add("ours/small", {"model.safetensors": save(base), "config.json": b"{}"})
+    pair = {"q.lora_A.weight": torch.ones(2, 4), "q.lora_B.weight": torch.ones(4, 2)}
+    folder = write_adapter(place / "adapter", pair, base_model_name_or_path="ours/small")
+    sha = server.add("ours/lora", contents(folder))
+    client("merge", "ours/small", "ours/lora", "-o", "lora.safetensors")
+    made = TaskVector.load(place / "lora.safetensors")
+    assert made.origin.hub["0"] == f"ours/lora@{sha}"
+    assert torch.equal(made["q.weight"], torch.full((4, 4), 4.0))  # alpha / r · BA
+
+
+CLASSIFIER = """
+from negmerge.checkpoints.model_folder import base_of
+from negmerge.vision.pretrained import image_model
+model = image_model("ours/vit")
+print(model.classes, model.preparation.size, base_of(model.name, model.path))
+"""
+CLIP = """
+from negmerge.scenarios.clip.pretrained import ClipSource
+source = ClipSource("ours/clip")
+print(source.size, source.base)
+"""
+
+
+@pytest.mark.slow
+def test_models_of_runs_are_found_by_id(client, server, place):
+    """Of a repository with pickles and code, neither is fetched."""
+    card = b"---\nlicense: apache-2.0\n---\n"
+    more = {"README.md": card, "pytorch_model.bin": b"a pickle", "model.py": b"raise SystemExit"}
+    sha = server.add("ours/vit", contents(vit(place / "vit")) | more)
+    config = {"model_cfg": {"embed_dim": 8, "vision_cfg": {"image_size": 16}, "text_cfg": {}}}
+    files = {"open_clip_config.json": json.dumps(config).encode(), "README.md": card}
+    clip_sha = server.add("ours/clip", files | {"open_clip_pytorch_model.bin": b"a pickle"})
+    server.requests.clear()
+    base = {"base_model": "ours/vit", "base_commit": sha, "licence": "apache-2.0"}
+    assert client.python(CLASSIFIER) == f"10 16 {base}\n"
+    base = {"base_model": "ours/clip", "base_commit": clip_sha, "licence": "apache-2.0"}
+    assert client.python(CLIP) == f"16 {base}\n"
+    fetched = " ".join(server.requests)
+    assert "model.safetensors" in fetched
+    assert ".bin" not in fetched
+    assert ".py" not in fetched

@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from negmerge.checkpoints.checkpoint import read_within
 from negmerge.errors import FileError, OptionError, one_line, quoted
 from negmerge.registry import nearest
 from negmerge.support.reading import MAX_YAML, parse_yaml
-from negmerge.support.remote.hub import is_repo
+from negmerge.support.remote.hub import hub_source, is_repo
+from negmerge.support.remote.scratch import url_of
 
 CARD = "README.md"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -72,17 +74,19 @@ def licence_of(folder: Path) -> str | None:
     return None
 
 
-def base_of(name: str, folder: Path) -> dict[str, str]:
+def base_of(name: str, folder: Path) -> dict[str, Any]:
     """Return what a run records of the model that is to forget: Hub id, commit and licence.
 
     Args:
         name: the folder or Hub id, as the recipe names it.
         folder: the folder on this machine.
     """
-    on_hub = is_repo(name) and not Path(name).exists()
+    repo, _, _ = name.partition("@")
+    on_hub = is_repo(repo) and not Path(name).exists()
+    _, _, fetched = (hub_source(url_of(folder) or "") or "").partition("@")
     found = {
-        "base_model": name if on_hub else None,
-        "base_commit": commit_of(folder) if on_hub else None,
+        "base_model": repo if on_hub else None,
+        "base_commit": (commit_of(folder) or fetched or None) if on_hub else None,
         "licence": licence_of(folder),
     }
     return {field: value for field, value in found.items() if value is not None}

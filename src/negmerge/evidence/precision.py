@@ -19,7 +19,7 @@ from negmerge.evidence.registry import Findings, ModelTest, Subject, forgetting_
 from negmerge.evidence.sets import some_of
 from negmerge.scenarios.data import DataScenario
 from negmerge.training.feeds import Feed
-from negmerge.training.weights import load_tensors
+from negmerge.training.weights import load_tensors, named_weights
 
 FORMATS = {"int4": 7, "int8": 127, "bf16": None}
 """The formats, the coarsest first; of those of whole numbers, the largest number."""
@@ -88,7 +88,7 @@ def find_survival(before: Mapping[str, Tensor], network: nn.Module, levels: int 
     Tensors of another shape, such as a last layer with one more output, are not compared.
     """
     changed = kept = 0
-    for name, weight in network.named_parameters():
+    for name, weight in named_weights(network).items():
         same = name in before and before[name].shape == weight.shape
         if same and is_rounded(weight, levels):
             old = before[name].to(weight.device, weight.dtype)

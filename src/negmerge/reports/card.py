@@ -51,8 +51,8 @@ def card_of(
     lines = [
         f"# {plain(name)}",
         "",
-        f"{_kind(what)} {plain(_base(about))} after it was made to forget: {plain(forgotten)}. "
-        f"It was made with negmerge, by the method {code(first.method)}"
+        f"{_kind(what)} {plain(_base(page, about))} after it was made to forget: "
+        f"{plain(forgotten)}. It was made with negmerge, by the method {code(first.method)}"
         f"{f' ([NegMerge]({PAPER}))' if first.method == 'consensus' else ''}.",
         "",
         "## Result",
@@ -108,8 +108,9 @@ def _kind(what: What) -> str:
     return "This is a patch that makes" if what == "patch" else "This is"
 
 
-def _base(about: Description) -> str:
-    return about.base_model or str((about.model or {}).get("name", "a model"))
+def _base(page: PageData, about: Description) -> str:
+    network = page.recipe.settings.network()
+    return about.base_model or ("a model" if network is None else f"a {_last_part(network)}")
 
 
 def scores(page: PageData) -> list[str]:
@@ -201,13 +202,14 @@ def facts(page: PageData, about: Description) -> list[list[str]]:
     base = about.base_model and code(
         about.base_model + (f"@{about.base_commit}" if about.base_commit else "")
     )
-    method = page.recipe.methods[0]
+    network, method = page.recipe.settings.network(), page.recipe.methods[0]
     options = ", ".join(f"{key}={value}" for key, value in method.options.items())
     pool = f"{len(result.pool)} fine-tuned models" if first.merged else ""
     zeros = "" if first.sparsity is None else f"{first.sparsity:.2f} % of its elements are zero"
     versions = page.run.read_manifest().versions
     rows = {
         "base model": base or "",
+        "network": "" if network is None else code(_last_part(network)),
         "licence of the base": "" if about.licence is None else code(about.licence),
         "scenario": code(page.recipe.scenario),
         "method": code(first.method) + (f" ({plain(options)})" if options else ""),

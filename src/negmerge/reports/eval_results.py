@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from negmerge.reports.card import ROUNDED, reported
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import interval_text
+from negmerge.support.markdown import to_yaml
 
 FILE = ".eval_results/negmerge.yaml"
 
@@ -37,4 +36,4 @@ def eval_results(page: PageData) -> str | None:
                 "notes": notes,
             }
         )
-    return yaml.safe_dump(entries, sort_keys=False, allow_unicode=True) if entries else None
+    return to_yaml(entries) if entries else None

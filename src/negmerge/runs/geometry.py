@@ -31,6 +31,7 @@ from negmerge.scenarios.base import Scenario, identity
 from negmerge.scenarios.data import DataScenario, require_sets
 from negmerge.support.files import file_digest
 from negmerge.training.feeds import CachedFeed, Feed, PickedFeed, spaced
+from negmerge.training.weights import named_weights
 
 RULES = ("consensus", "uniform", "conflict")
 """The rules whose first method is measured."""
@@ -105,10 +106,10 @@ class DistanceMeasurement(ModelMeasurement[Distances]):
         begun = time.perf_counter()
         assert self.vector is not None
         tau = load_vector(self.model, self.vector, self.member_terms)
-        start = dict(scenario.model(self.model).named_parameters())
+        start = named_weights(scenario.model(self.model))
         end = None
         if self.reference is not None:
-            end = dict(scenario.model(self.reference).named_parameters())
+            end = named_weights(scenario.model(self.reference))
         squares = own = way = both = 0.0
         for name, weight in start.items():
             entry = tau.entry_of(name)

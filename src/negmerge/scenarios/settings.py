@@ -160,6 +160,10 @@ class ScenarioSettings(Strict):
         """The Hub id of the data that a set of samples belongs to; None if it is not there."""
         return None
 
+    def network(self) -> str | None:
+        """The name of the network, or the folder of the model, as the recipe has it."""
+        return None
+
     def facts(self) -> dict[str, str]:
         """Values for the placeholders in texts about a run, by name."""
         return {}

@@ -46,10 +46,29 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def front_matter(tree: Mapping[str, Any]) -> str:
     """Return a YAML block without the fields that are None, between two lines of dashes.
 
+    Control characters of texts are escaped, line feeds too.
+
     >>> print(front_matter({"license": "mit", "base_model": None}), end="")
     ---
     license: mit
     ---
     """
     known = {name: value for name, value in tree.items() if value is not None}
-    return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True)}---\n"
+    return f"---\n{to_yaml(known)}---\n"
+
+
+def to_yaml(tree: Any) -> str:
+    """Return plain data as YAML; control characters of texts are escaped.
+
+    >>> to_yaml([{"notes": "95 %"}])
+    '- notes: 95 %\\n'
+    """
+    return yaml.safe_dump(_printable(tree), sort_keys=False, allow_unicode=True)
+
+
+def _printable(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {printable(str(name)): _printable(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_printable(value) for value in tree]
+    return printable(tree) if isinstance(tree, str) else tree

@@ -11,6 +11,7 @@ from negmerge.support.progress import Advance
 from negmerge.training.feeds import Feed, Indices
 from negmerge.training.loop import Objective, deterministic
 from negmerge.training.samples import to_device
+from negmerge.training.weights import named_weights
 
 SAMPLES = 256
 """The largest number of samples of a set."""
@@ -42,7 +43,9 @@ def fisher_diagonal(
         objective: the loss of a batch.
         advance: called with 1 after each sample.
     """
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    weights = {
+        name: weight for name, weight in named_weights(model).items() if weight.requires_grad
+    }
     device = next(iter(weights.values())).device
     totals = {
         name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()

@@ -77,6 +77,24 @@ def save_model(path: Path, model: nn.Module, metadata: Mapping[str, object]) -> 
     save_tensors(path, model.state_dict(), texts)
 
 
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of a module, each once, by the names that files have.
+
+    They are those of `named_parameters` unless a hook of the module renames its state, as for
+    models of transformers.
+
+    >>> {name: (*weight.shape,) for name, weight in named_weights(nn.Linear(2, 3)).items()}
+    {'weight': (3, 2), 'bias': (3,)}
+    """
+    found: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if isinstance(weight, nn.Parameter) and id(weight) not in seen:
+            found[name] = weight
+            seen.add(id(weight))
+    return found
+
+
 def load_model(path: Path, model: nn.Module, new_head: str | None = None) -> None:
     """Load the weights of a file into a module; all names and shapes must match.
 

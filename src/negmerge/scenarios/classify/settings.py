@@ -126,6 +126,10 @@ class ClassifySettings(ImageSettings):
         """The data set."""
         return [self.data.name]
 
+    def network(self) -> str | None:
+        """The name, folder or Hub id of the model."""
+        return self.model.name
+
     def hub_data(self, name: str) -> str | None:
         """The id of the data set."""
         return hub_id_of(self.data.name)

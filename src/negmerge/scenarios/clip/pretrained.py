@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from negmerge.checkpoints.checkpoint import Checkpoint, path_within
-from negmerge.checkpoints.remote import OTHER_WEIGHTS
+from negmerge.checkpoints.model_folder import base_of
+from negmerge.checkpoints.remote import OTHER_WEIGHTS, resolved
 from negmerge.errors import FileError, OptionError, quoted
 from negmerge.registry import nearest
 from negmerge.scenarios.clip.classifier import TEXT
@@ -33,6 +34,7 @@ from negmerge.scenarios.clip.transformers_clip import (
     translated,
 )
 from negmerge.support.files import file_digest, write_file
+from negmerge.support.remote.hub import is_repo
 from negmerge.support.remote.scratch import Wanted, fetch_all
 from negmerge.support.remote.stores import Store
 from negmerge.support.remote.urls import is_url
@@ -65,8 +67,8 @@ class ClipSource:
     True
 
     Args:
-        name: an architecture of open_clip, a folder as open_clip or transformers writes it, or a
-            CLIP model of this package.
+        name: an architecture of open_clip, a folder as open_clip or transformers writes it, its
+            URL or Hub id, or a CLIP model of this package.
         pretrained: for an architecture, a tag of open_clip or a .safetensors file.
     """
 
@@ -87,10 +89,11 @@ class ClipSource:
 
     @staticmethod
     def _place(name: str) -> Path:
-        """The path of a file or folder on this machine; that of a URL is fetched, no pickles."""
-        if not is_url(name):
+        """The path on this machine; a URL or a Hub id is fetched, without pickles."""
+        (place,) = resolved([name])
+        if not is_url(place):
             return Path(name).expanduser()
-        store = Store(name)
+        store = Store(place)
         files = store.files(deep=False)
         if store.kind == "folder":
             files = [f for f in files if not f.name.endswith(OTHER_WEIGHTS)]
@@ -137,6 +140,14 @@ class ClipSource:
         if self.folder is not None or self.pretrained is None:
             return None
         return open_clip().get_pretrained_cfg(self.name, self.pretrained) or None
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What a run records of the model that is to forget: Hub id, commit and licence."""
+        if self.folder is not None:
+            return base_of(self.name, self.folder)
+        found = (self._tag or {}).get("hf_hub") or ""
+        return {"base_model": found.rstrip("/")} if is_repo(found.rstrip("/")) else {}
 
     @property
     def _tags(self) -> list[str]:

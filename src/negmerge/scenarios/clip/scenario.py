@@ -346,4 +346,5 @@ class ClipScenario(ClassifierScenario):
                 **count_frozen(self.template),
             },
             notes=self.notes,
+            **self.source.base,
         )

@@ -27,7 +27,7 @@ class ClipModel(Strict):
     """The model: an architecture of open_clip, a folder as open_clip writes it, or `desk_clip`."""
 
     name: NameOrPath = "ViT-B-32"
-    """The name, path or URL."""
+    """The name, path, URL or Hub id."""
 
 
 class Clip(Strict):
@@ -155,6 +155,10 @@ class ClipSettings(ImageSettings):
     def data_names(self) -> list[str]:
         """The set to forget and the control set."""
         return [self.data.name, self.clip.control.name]
+
+    def network(self) -> str | None:
+        """The name, folder or Hub id of the model."""
+        return self.model.name
 
     def hub_data(self, name: str) -> str | None:
         """The id of the control set for `retain`, else that of the set to forget."""

@@ -272,6 +272,10 @@ class TextSettings(ScenarioSettings):
         sources = (data.records, data.forget, data.retain, data.holdout, data.general)
         return [one.name for one in sources if one is not None]
 
+    def network(self) -> str | None:
+        """The name, folder or Hub id of the model."""
+        return self.model.name
+
     def hub_data(self, name: str) -> str | None:
         """The id of the records of a set."""
         given = {"forget": self.data.forget, "retain": self.data.retain}

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import negmerge as nm
+from browser import barriers, chromium, screen, too_wide
 from negmerge.cli import main
 from negmerge.runs.store import Run
 from regression import FORGET, RETAIN, make_run, registered
@@ -173,3 +174,15 @@ def test_one_run_alone_is_as_before(runs: list[Run], capsys):
         main(["report", "one"])
         assert capsys.readouterr().out == "page: one/report/index.html\n"
         assert nm.report("one") == Path("one/report/index.html")
+
+
+def test_it_can_be_read_on_a_phone_and_heard(runs: list[Run]):
+    with registered():
+        main(["report", "one", "two", "-o", "out"])
+    with chromium() as browser:
+        for width, scheme in ((390, "dark"), (820, "light"), (1440, "light")):
+            with screen(browser, width, scheme):
+                browser.get(Path("out/index.html").resolve().as_uri())
+                assert not browser.get_log("browser")
+                assert too_wide(browser) == []
+                assert barriers(browser) == []

@@ -19,6 +19,7 @@ import yaml
 from matplotlib import rc_context
 
 import negmerge as nm
+from browser import SCHEMES, WIDTHS, barriers, chromium, media, screen, too_wide
 from negmerge.cli import main
 from negmerge.errors import NegMergeError
 from negmerge.evaluation.criteria import criteria
@@ -579,18 +580,10 @@ def test_methods_of_one_page_are_told_apart(recipe: str):
 
 @pytest.fixture(scope="module")
 def browser(finished: Path):
-    from browser import chromium
-
     with chromium() as found:
         found.set_window_size(1280, 900)
         found.get(Run(finished).page.resolve().as_uri())
         yield found
-
-
-def media(browser, **features: str) -> None:
-    kind = features.pop("media", "")
-    given = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": given})
 
 
 def test_it_loads_without_errors_or_requests(browser):
@@ -723,23 +716,88 @@ def test_both_colour_schemes_have_contrast(browser, scheme: str):
     assert set(browser.execute_script(script)) == {found["text"]}
 
 
-def test_a_phone_does_not_scroll_sideways(browser):
-    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 400
-        wide = """return [...document.querySelectorAll("table")].filter(table =>
-            table.getBoundingClientRect().width > 400 && !table.closest(".wide")).length"""
-        assert browser.execute_script(wide) == 0
-        summary = "return document.getElementById('t-summary').getBoundingClientRect().right"
-        assert browser.execute_script(summary) <= 400
-        cost = "return document.getElementById('q-trust').getBoundingClientRect().top + scrollY"
-        assert browser.execute_script(cost) <= 800  # on the first screen
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_scrolls_sideways_and_verdicts_come_first(browser, width: int):
+    with screen(browser, width):
+        assert browser.execute_script("return document.scrollingElement.scrollWidth") <= width
+        assert too_wide(browser) == []
+        right = "return document.getElementById(arguments[0]).getBoundingClientRect().right"
+        for id in ("t-summary", "slider", "slider-scale"):
+            assert browser.execute_script(right, id) <= width
+        first = "return document.getElementById('q-trust').getBoundingClientRect().top + scrollY"
+        assert browser.execute_script(first) <= 800  # on the first screen
         small = """return [...document.querySelectorAll("svg.chart text")]
             .map(t => t.getBoundingClientRect().height).filter(h => h < 8).length"""
         assert browser.execute_script(small) == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_no_barrier(browser, width: int, scheme: str):
+    with screen(browser, width, scheme):
+        assert barriers(browser, charts=(width, scheme) == (390, "dark")) == []
+
+
+def test_axe_would_find_a_barrier(browser):
+    browser.execute_script(
+        """document.body.insertAdjacentHTML("beforeend", "<img id='bad' src='data:,'>")"""
+    )
+    try:
+        assert [one.split(":")[0] for one in barriers(browser)] == ["image-alt"]
     finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_script("document.getElementById('bad').remove()")
+
+
+def test_the_slider_stops_at_measured_scales_only(browser, finished: Path):
+    from selenium.webdriver import ActionChains, Keys
+
+    sweeps = pd.read_csv(finished / "report/tables/sweeps.csv")
+    slider = browser.find_element("id", "slider")
+    scale = slider.find_element("css selector", "input")
+    shown = slider.find_element("css selector", "output")
+
+    def press(*keys: str) -> tuple[str, list[str]]:
+        ActionChains(browser).send_keys(*keys).perform()
+        cells = slider.find_elements("css selector", "td[data-now]")
+        assert scale.get_attribute("aria-valuetext") == shown.text
+        return shown.text, [cell.text for cell in cells]
+
+    def measured(title: str) -> list[tuple[str, list[str]]]:
+        rows = sweeps[sweeps["method"] == title].sort_values("scale")
+        return [
+            (f"λ = {row['scale']:g}", [f"{row[name]:.2f}" for name in ("acc_forget", "acc_retain")])
+            for _, row in rows.iterrows()
+        ]
+
+    browser.execute_script("arguments[0].focus()", scale)
+    for title in ("consensus", "uniform"):
+        stops = measured(title)
+        found = [press(Keys.HOME), *(press(Keys.ARROW_RIGHT) for _ in stops[1:])]
+        assert [(text.split(" (")[0], cells[:2]) for text, cells in found] == stops
+        assert press(Keys.ARROW_RIGHT) == found[-1] == press(Keys.END)  # there is nothing beyond
+        chosen = sweeps[(sweeps["method"] == title) & sweeps["chosen"]]["scale"].item()
+        assert f"λ = {chosen:g} (" in next(text for text, _ in found if "chosen" in text)
+        assert "the original" in found[0][0]
+        lit = browser.find_elements("css selector", "#sweeps .named.now")
+        assert {point.get_attribute("data-of") for point in lit} == {title}
+        pick = slider.find_element("css selector", "select")
+        browser.execute_script("arguments[0].focus()", pick)
+        press(Keys.ARROW_DOWN)
+        assert "chosen" in shown.text  # another method begins at its own chosen λ
+        browser.execute_script("arguments[0].focus()", scale)
+
+
+def test_a_third_press_restores_the_groups(browser):
+    browser.refresh()
+    count = "return document.querySelectorAll('#t-scores tr.group').length"
+    order = """return [...document.querySelectorAll("#t-scores tbody tr")].map(r => r.innerText)"""
+    before, rows = browser.execute_script(count), browser.execute_script(order)
+    assert before == 3
+    head = browser.find_element("css selector", "#t-scores thead button")
+    for groups in (0, 0, before):
+        head.click()
+        assert browser.execute_script(count) == groups
+    assert browser.execute_script(order) == rows
 
 
 def test_it_prints_light_and_whole(browser):

@@ -103,15 +103,26 @@ def status(run: Path, /, *, json_: Json = False) -> None:
 
 
 @app.command
-def report(run: Path, /) -> None:
-    """Build the page of a run again; the run may be unfinished.
+def report(run: Path, /, *others: Path, out: OptionalOut = None) -> None:
+    """Build the page of a run again, which may be unfinished, or a page that compares runs.
 
     Args:
         run: A run directory.
+        others: Finished runs to compare with it, which have the same metrics.
+        out: The folder of the comparison; by default runs/comparison.
     """
     from negmerge.runs.store import open_run
 
     found = open_run(run)  # before imports that take seconds
+    if others:
+        from negmerge.reports.comparison_page import compare
+
+        print(printable(f"page: {compare([run, *others], out)}"))
+        return
+    if out is not None:
+        raise OptionError(
+            "--out: is for a comparison of several runs; the page of one run is in its folder"
+        )
     from negmerge.reports.page import report as build
 
     with make_progress() as progress:

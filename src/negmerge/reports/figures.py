@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from negmerge.evaluation.criteria import kept
 from negmerge.evaluation.metrics import Histogram, Metric
 from negmerge.reports.charts import TEXT, Chart, colour_of
-from negmerge.reports.frames import Bin, Cells, groups, records
+from negmerge.reports.frames import Bin, Cells, groups, records, scores_frame
 from negmerge.reports.page_data import PageData
 from negmerge.reports.ranking import SHOWN
 from negmerge.reports.styles import Styles
@@ -58,9 +58,39 @@ def trade_off(
     return [*charts, _scatter("trade-off-near", f"{title}: those {text}", near, page)], text
 
 
-def _scatter(id: str, title: str, rows: list[Cells], page: PageData) -> str:
+def trade_offs(pages: Mapping[str, PageData], styles: Styles) -> list[str]:
+    """The retain metric against the forget metric, a chart for each run, with the same axes."""
+    found = {name: records(scores_frame(page)) for name, page in pages.items()}
+    first, every = next(iter(pages.values())), [row for rows in found.values() for row in rows]
+    names = [metric.name for metric in (first.forget, first.retain)]
+    if not all(name in row for row in every for name in names):
+        return []
+    ends = [(min(row[name] for row in every), max(row[name] for row in every)) for name in names]
+    charts: list[str] = []
+    for number, (name, page) in enumerate(pages.items()):
+        rows = [row | {"style": row["method"]} for row in drawing_order(found[name], page.first)]
+        title = f"{name}: {page.retain.label} against {page.forget.label}"
+        charts.append(_scatter(f"trade-off-{number}", title, rows, page, styles, ends, name))
+    return charts
+
+
+def _scatter(
+    id: str,
+    title: str,
+    rows: list[Cells],
+    page: PageData,
+    styles: Styles | None = None,
+    ends: Sequence[tuple[float, float]] = (),
+    heading: str = "",
+) -> str:
     forget, retain = page.forget, page.retain
-    chart = Chart(id, title, _axis(forget), _axis(retain), 4.2, page.styles)
+    chart = Chart(id, title, _axis(forget), _axis(retain), 4.2, styles or page.styles)
+    chart.axes.set_title(heading)
+    for (low, high), set_limits in zip(
+        ends, (chart.axes.set_xlim, chart.axes.set_ylim), strict=False
+    ):
+        margin = 0.06 * (high - low) or 1.0
+        set_limits(low - margin, high + margin)
     for row in rows:
         x, y = row[forget.name], row[retain.name]
         scale = f" (λ = {row['scale']:g})" if row.get("scale", np.nan) >= 0 else ""

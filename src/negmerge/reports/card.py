@@ -12,8 +12,9 @@ from typing import Any, Literal
 from negmerge.evaluation.metrics import Metric, metric_of
 from negmerge.evidence.findings import Finding
 from negmerge.reports.page_data import PageData
+from negmerge.reports.questions import questions
 from negmerge.reports.ranking import interval_text
-from negmerge.reports.summary import changes, not_measured, scale
+from negmerge.reports.summary import not_measured, scale
 from negmerge.runs.result import Scored
 from negmerge.scenarios.settings import Description
 from negmerge.support.markdown import code, front_matter, plain, table
@@ -57,7 +58,8 @@ def card_of(
         "",
         "## Result",
         "",
-        *([plain(changes(page)), ""] if changes(page) else []),
+        *verdicts(page),
+        "",
         *scores(page),
         "",
         "Numbers in brackets are 95 % intervals; they reflect only the number of samples.",
@@ -78,6 +80,16 @@ def card_of(
         *_commands(page, about, PATCH_FILE if repo is None or what == "model" else repo),
     ]
     return front_matter(metadata(page, about, name, what, files)) + "\n" + "\n".join(lines) + "\n"
+
+
+def verdicts(page: PageData) -> list[str]:
+    """The questions of the page that have a verdict, each with the numbers behind it."""
+    return [
+        f"- **{plain(one.question)}** {plain(one.answer.word)}: {plain(one.answer.text)} "
+        f"{plain(' '.join(text for text in (one.numbers, one.control) if text))}"
+        for one in questions(page)
+        if one.answer is not None
+    ]
 
 
 def folder_card(page: PageData) -> str:

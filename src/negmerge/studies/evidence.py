@@ -196,4 +196,4 @@ def evidence_table(study: Comparison, rows: list[Found]) -> MainTable:
         found.setdefault(row.model, {"method": row.model})[heading] = text
     caption = f"Difference from the retrained model over {seeds_text(study.seeds)}"
     everything = pd.DataFrame([row.tree() for row in rows])
-    return MainTable("evidence", caption, pd.DataFrame(list(found.values())), {}, everything)
+    return MainTable("evidence", caption, pd.DataFrame(list(found.values())), everything=everything)

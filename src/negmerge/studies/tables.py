@@ -61,7 +61,7 @@ def means_table(study: Comparison) -> MainTable:
     caption = f"Mean over {seeds_text(study.seeds)}"
     if len(study.seeds) > 1:
         caption += ", in brackets its 95 % interval"
-    return MainTable("means", caption, frame, study.metrics, pd.DataFrame(everything))
+    return MainTable("means", caption, frame, study.metrics, everything=pd.DataFrame(everything))
 
 
 def differences_table(study: Comparison) -> MainTable:
@@ -79,7 +79,7 @@ def differences_table(study: Comparison) -> MainTable:
     everything.insert(2, "against", study.against)
     caption = f"Each method less {study.against}, over {seeds_text(study.seeds)}"
     headings = {name: replace(metric_of(name), short=heading) for name, heading in HEADINGS.items()}
-    return MainTable("differences", caption, frame, headings, everything)
+    return MainTable("differences", caption, frame, headings, everything=everything)
 
 
 def seeds_table(study: Comparison) -> DataTable:

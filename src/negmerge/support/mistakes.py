@@ -53,7 +53,7 @@ def first_mistake(
     got = first.get("input")
     value = "" if isinstance(got, dict | list | tuple | BaseModel) else f", got {quoted(got)}"
     if first["type"] == "literal_error":
-        value += nearest(str(got), re.findall(r"'([^']+)'", first["ctx"]["expected"]))
+        value += nearest(str(got), re.findall(r"'([^']+)'", first.get("ctx", {})["expected"]))
     return f"{place}: {message}{value}{others}"
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from negmerge.evaluation.scores import Scores, tug_of_war
 from negmerge.evidence import distance, membership, rmia, strata
 from negmerge.evidence.findings import ORIGINAL, RETRAINED, SECOND, Evidence, Finding, TestResult
 from negmerge.evidence.registry import Exhibits, Seen, forgetting_tests, named
 from negmerge.evidence.verdicts import overdone, verdict
+from negmerge.reports.charts import Chart
 from negmerge.runs.recipe import load_recipe
 from toys import toy_scenario
 
@@ -108,6 +112,17 @@ def test_strata_are_thirds_by_memorisation(exhibits):
     for name, part in zip(strata.STRATA, thirds, strict=True):
         assert found[name].value == pytest.approx(100 * correct[part].mean())
         assert found[name].n == SIZE // 3
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "", "<b>", "x\n", 'q" onload="x'])
+def test_tests_are_called_by_names_that_files_can_have(name):
+    result = TestResult(title="t", text="", tier="basic", quantities=[], missing="no data")
+    with pytest.raises(ValidationError, match="pattern"):
+        Evidence.model_validate({"tier": "basic", "tests": {name: result.model_dump()}})
+    chart = Chart(f"path-{name}", "title", "x", "y")
+    chart.point(1.0, 2.0, "consensus", "a point")
+    assert not re.search(r'id="[^"]*[^\w."-]', chart.page_svg())
+    assert "onload" not in re.sub(r'"[^"]*"', "", chart.page_svg())
 
 
 def test_tug_of_war_by_hand():

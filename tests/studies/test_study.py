@@ -332,7 +332,7 @@ def test_the_page_in_a_browser(made):
     with chromium() as browser:
         browser.set_window_size(1280, 1600)
         browser.get((made[0] / "index.html").as_uri())
-        script = "return [...document.querySelectorAll('svg.chart .named')].length"
+        script = "return [...document.querySelectorAll('#glance svg.chart .named')].length"
         # For each chart and method the seeds and the mean; not all seeds reach equal forgetting.
         drawn = {"error_forget", "error_retain", "avg_gap"}
         drawn |= {"matched.matched_gap", "matched.error_retain"}

@@ -12,6 +12,8 @@ TIERS: tuple[Tier, ...] = ("basic", "standard", "full")
 Better = Literal["lower", "higher", "reference"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^\w[\w-]*$")]
+"""The name of a test, which files are named after."""
 
 ORIGINAL, RETRAINED = "original", "retrained"
 SECOND = "second retrained"
@@ -115,5 +117,5 @@ class Evidence(_Frozen):
     """
 
     tier: Tier
-    tests: dict[str, TestResult]
+    tests: dict[Name, TestResult]
     seconds: Number = 0.0

@@ -103,7 +103,8 @@ class Chart:
         styles: Styles | None = None,
         width: float = 5.0,
     ) -> None:
-        self.id, self.title, self.styles = id, title, styles or {}
+        self.id = re.sub(r"[^\w-]", "-", id)  # names in files of a run may hold anything
+        self.title, self.styles = title, styles or {}
         self.tags: list[tuple[str, str]] = []
         self.lines: set[str] = set()
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]

@@ -47,11 +47,11 @@ def card_of(
     """
     name = (page.recipe.title or UNTITLED) if repo is None else repo.rpartition("/")[2]
     about, first = public(page.result.splits), page.result.first
-    forgotten = page.recipe.settings.forgotten(about)
+    forgotten, verb = page.recipe.settings.forgotten(about), "learn" if first.added else "forget"
     lines = [
         f"# {plain(name)}",
         "",
-        f"{_kind(what, plain(_base(page, about)))} forget: {plain(forgotten)}. It was made with "
+        f"{_kind(what, plain(_base(page, about)))} {verb}: {plain(forgotten)}. It was made with "
         f"negmerge, by the method {code(first.method)}"
         f"{f' ([NegMerge]({PAPER}))' if first.method == 'consensus' else ''}.",
         "",

@@ -88,9 +88,11 @@ def test_the_card_says_what_is_known_and_what_is_not(page):
     assert "there is no retrained reference" in text
     assert "it certifies no deletion" in text
     assert "tests of forgetting: the run has none" in text
-    assert f"negmerge apply someone/base@{'0' * 40} patch.safetensors --negate 0.45 -o OUT" in text
+    assert "    negmerge apply BASE patch.safetensors --negate 0.45 -o OUT" in text
+    about = page.result.splits.model_copy(update={"base_fits": True})
+    fitting = replace(page, result=page.result.model_copy(update={"splits": about}))
     assert "library_name: negmerge" in text
-    both = card_of(page, ["model.safetensors"], "both", "me/forgot")
+    both = card_of(fitting, ["model.safetensors"], "both", "me/forgot")
     assert "This repository has both." in both
     assert f"negmerge apply someone/base@{'0' * 40} me/forgot --negate 0.45 -o OUT" in both
     assert "pipeline_tag" not in card_of(page, [], "patch", "me/forgot")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from negmerge.checkpoints.checkpoint import read_within
+from negmerge.checkpoints.checkpoint import Checkpoint, read_within
+from negmerge.checkpoints.dtypes import FLOATS
 from negmerge.errors import FileError, OptionError, one_line, quoted
 from negmerge.registry import nearest
 from negmerge.support.reading import MAX_YAML, parse_yaml
 from negmerge.support.remote.hub import hub_source, is_repo
 from negmerge.support.remote.scratch import url_of
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shape of each tensor, by name."""
 CARD = "README.md"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 """The files of weights that are fetched: no pickles."""
@@ -74,12 +77,14 @@ def licence_of(folder: Path) -> str | None:
     return None
 
 
-def base_of(name: str, folder: Path) -> dict[str, Any]:
+def base_of(name: str, folder: Path, original: Shapes | None = None) -> dict[str, Any]:
     """Return what a run records of the model that is to forget: Hub id, commit and licence.
 
     Args:
         name: the folder or Hub id, as the recipe names it.
         folder: the folder on this machine.
+        original: the shapes of the original's tensors, if its weights are those of the folder. If
+            the files have the same tensors in float32, a patch of the run fits them.
     """
     repo, _, _ = name.partition("@")
     on_hub = is_repo(repo) and not Path(name).exists()
@@ -88,5 +93,14 @@ def base_of(name: str, folder: Path) -> dict[str, Any]:
         "base_model": repo if on_hub else None,
         "base_commit": (commit_of(folder) or fetched or None) if on_hub else None,
         "licence": licence_of(folder),
+        "base_fits": True if on_hub and original is not None and _has(folder, original) else None,
     }
     return {field: value for field, value in found.items() if value is not None}
+
+
+def _has(folder: Path, shapes: Shapes) -> bool:
+    """Whether the files of a folder have exactly these tensors, the float ones in float32."""
+    with Checkpoint(folder) as model:
+        found = {name: info.shape for name, info in model.tensors.items()}
+        kinds = {info.dtype for info in model.tensors.values()} & {*FLOATS}
+    return found == dict(shapes) and kinds <= {"F32"}

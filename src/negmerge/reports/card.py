@@ -48,12 +48,12 @@ def card_of(
     """
     name = (page.recipe.title or UNTITLED) if repo is None else repo.rpartition("/")[2]
     about, first = public(page.result.splits), page.result.first
-    forgotten = page.recipe.settings.forgotten(about)
+    forgotten, verb = page.recipe.settings.forgotten(about), "learn" if first.added else "forget"
     lines = [
         f"# {plain(name)}",
         "",
-        f"{_kind(what)} {plain(_base(page, about))} after it was made to forget: "
-        f"{plain(forgotten)}. It was made with negmerge, by the method {code(first.method)}"
+        f"{_kind(what, plain(_base(page, about)))} {verb}: {plain(forgotten)}. It was made with "
+        f"negmerge, by the method {code(first.method)}"
         f"{f' ([NegMerge]({PAPER}))' if first.method == 'consensus' else ''}.",
         "",
         "## Result",
@@ -116,8 +116,9 @@ def _last_part(name: str) -> str:
     return name if is_repo(name) and not Path(name).exists() else Path(name).name
 
 
-def _kind(what: What) -> str:
-    return "This is a patch that makes" if what == "patch" else "This is"
+def _kind(what: What, base: str) -> str:
+    patch = f"This is a patch that makes {base}"
+    return patch if what == "patch" else f"This is {base} after it was made to"
 
 
 def _base(page: PageData, about: Description) -> str:
@@ -239,13 +240,12 @@ def _commands(page: PageData, about: Description, patch: str) -> list[str]:
     first = page.result.first
     if first.scale is None or page.recipe.buffers == "recalibrate":
         return []
-    base = about.base_model or "BASE"
-    if about.base_model and about.base_commit:
-        base += f"@{about.base_commit}"
+    known = about.base_model if about.base_fits else None
+    base = f"{known}@{about.base_commit}" if known and about.base_commit else known or "BASE"
     sign = "--add" if first.added else "--negate"
     command = ["negmerge", "apply", base, patch, sign, repr(first.scale), "-o", "OUT"]
     text = "The patch was made with `negmerge unlearn`; this command applies it"
-    where = "" if about.base_model else ", with BASE the original model"
+    where = "" if known else ", with BASE the original model of the run"
     return ["", f"{text}{where}:", "", "    " + " ".join(map(quote, command))]
 
 
@@ -262,7 +262,8 @@ def metadata(
     from huggingface_hub import ModelCardData
 
     task, first = page.recipe.settings.task, page.result.first
-    library = next((library for file, library in LIBRARIES.items() if file in files), "negmerge")
+    opens = (library for file, library in LIBRARIES.items() if file in files)
+    library = (about.model or {}).get("library") or next(opens, "negmerge")
     ids = (page.recipe.settings.hub_data(part) for part in ("forget", "retain"))
     data = ModelCardData(
         base_model=about.base_model,

@@ -48,6 +48,8 @@ class Description(BaseModel):
         control: the data set that is kept, if it is another one.
         base_model: the Hub id of the model that is to forget, if it comes from there.
         base_commit: the commit of `base_model`, if it is known.
+        base_fits: whether the files of `base_model` are those of the original, so that a patch of
+            the run can be applied to them.
         licence: the licence that the model card of the model that is to forget names.
     """
 
@@ -67,6 +69,7 @@ class Description(BaseModel):
     model: dict[str, Any] | None = None
     base_model: str | None = None
     base_commit: str | None = None
+    base_fits: bool = False
     licence: str | None = None
 
 

@@ -160,7 +160,7 @@ class TransformersModel(ImageModel):
         """The names of tensors in files, by their names in the module, where they differ."""
         model = self._opened()
         inside = [*model.state_dict()]
-        marks = {name: torch.tensor([float(k)]) for k, name in enumerate(inside)}
+        marks = {name: torch.tensor([float(k)], device="cpu") for k, name in enumerate(inside)}
         with self._quiet(), tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder, state_dict=marks)
             stored = {int(t[0]): name for name, t in load_tensors(Path(folder))[0].items()}

@@ -280,11 +280,17 @@ class Classify(ClassifierScenario):
             chosen_on="the reported data" if self.uses_reported_data else chosen_on,
             fingerprint=splits.fingerprint,
             labels=np.bincount(self.images[0].labels[splits.forget]).tolist(),
-            **self._about_folder(),
+            **self._about_folder,
         )
 
+    @cached_property
     def _about_folder(self) -> dict[str, Any]:
         if self.folder is None:
             return {}
         about = {"name": self.folder.name, "library": self.folder.library}
-        return {"model": about, **base_of(self.folder.name, self.folder.path)}
+        shapes = None
+        if self.settings.model.knows:
+            with torch.device("meta"):
+                state = self.folder.build(self.folder.classes).state_dict()
+            shapes = {name: (*tensor.shape,) for name, tensor in state.items()}
+        return {"model": about, **base_of(self.folder.name, self.folder.path, shapes)}

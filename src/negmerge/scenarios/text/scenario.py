@@ -242,8 +242,14 @@ class TextScenario(DataScenario):
             notes=notes,
             scenario="text",
             model={"name": self.folder.name, "embeddings": self.settings.embeddings},
-            **base_of(self.folder.name, self.folder.path),
+            **self._base,
         )
+
+    @cached_property
+    def _base(self) -> dict[str, Any]:
+        knows = self.settings.model.knows
+        original = shapes(self.folder.empty_model()) if knows else None
+        return base_of(self.folder.name, self.folder.path, original)
 
     def export(self, weights: Path) -> list[Path]:
         """Copy configuration and tokenizer, so that `from_pretrained` opens the folder."""

@@ -88,6 +88,9 @@ def test_few_samples_do_not_make_a_yes():
     retain = Numbers("", "higher", number(100, 0), number(70, 40), number(90, 2))
     found = what_it_cost(retain)
     assert (found.rule, found.standing) == ("too_few", "unknown")
+    assert what_it_cost(Numbers("", "higher", number(100), number(50, 60), number(100))).rule == (
+        "too_few"
+    )
     assert what_it_cost(Numbers("", "higher", *map(number, (100, 99, 99)))).rule == "nothing"
     assert what_it_cost(Numbers("", "higher", *map(number, (100, 97.8, 99)))).rule == "too_few"
 

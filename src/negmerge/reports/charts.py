@@ -34,7 +34,7 @@ _PAGE_COLOURS |= {TEXT: "currentColor", GRID: "var(--grid)", BACKGROUND: "var(--
 _FILE_COLOURS = {code: COLOURS[name][0] for name, code in _PLACEHOLDERS.items()}
 _FILE_COLOURS |= {TEXT: "#1f2328", GRID: "#d0d7de", BACKGROUND: "#ffffff"}
 LABEL = 48
-"""The number of characters after which the label of a vertical axis is broken."""
+"""The number of characters after which the label of an axis is broken."""
 _RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "negmerge",
@@ -109,7 +109,7 @@ class Chart:
         self.lines: set[str] = set()
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.axes: Axes = self.figure.add_subplot(xlabel=x, ylabel=fill(y, LABEL))
+            self.axes: Axes = self.figure.add_subplot(xlabel=fill(x, LABEL), ylabel=fill(y, LABEL))
             self.axes.patch.set_visible(False)
             self.figure.patch.set_visible(False)
 

@@ -180,13 +180,13 @@ def what_it_cost(retain: Numbers, others: Iterable[Numbers] = ()) -> Answer:
     control = retain.retrained is not None
     beyond = [one for one in lost if one.retrained is None or one.worse(one.retrained)]
     none = "" if control else f"; {NO_CONTROL}: what retraining loses was not measured"
+    if not lost and not _keeps(retain, surely=True):
+        text = f"too few samples to exclude a loss of {100 * (1 - KEPT):.0f} %{none}"
+        return Answer("too_few", "unknown", "Not shown", text)
     behind = [one for one in known if one.retrained is not None and one.worse(one.retrained)]
     if not lost and behind:
         text = f"no loss beyond chance, but the retrained model is better: {_named(behind)}"
         return Answer("behind", "mixed", "Nothing against the original", text)
-    if not lost and not _keeps(retain, surely=True):
-        text = f"too few samples to exclude a loss of {100 * (1 - KEPT):.0f} %{none}"
-        return Answer("too_few", "unknown", "Not shown", text)
     if not lost:
         standing: Standing = "good" if control else "unknown"
         text = f"no loss beyond chance against the original{none}"

@@ -30,7 +30,7 @@ merge-verbs: ## the same on any system, without .venv; only merge, apply, inspec
 	$(PYTHON) scripts/check_base_install.py --merge-verbs
 
 docs: $(READY) ## build the documentation into site/; strict, without a network
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python scripts/check_site.py
 
 pages: $(READY) ## write the pages of the documentation that are made from the source

@@ -82,7 +82,7 @@ def bill_of_materials(here: Environment, folder: Path) -> Path:
 
 def documentation(version: str) -> None:
     """Build the site and pack it."""
-    done([sys.executable, "-m", "mkdocs", "build", "-q", "--strict"])
+    done([sys.executable, "-m", "mkdocs", "build", "--strict"])
     with tarfile.open(DIST / f"negmerge-docs-{version}.tar.gz", "w:gz") as archive:
         archive.add(ROOT / "site", f"negmerge-docs-{version}")
 

@@ -56,10 +56,21 @@ def run_blocks(page: Path, place: Path) -> list[str]:
     return said
 
 
-RUN = [page for page in PAGES if blocks(page, "python", "sh") and title(page) not in OWN_TESTS]
+LONG = {
+    "docs/tutorials/remove-data.md",
+    "docs/tutorials/paper-tables.md",
+    "docs/howto/own-data.md",
+    "docs/howto/trainer.md",
+}
+"""Pages whose blocks take longer; `make slow` runs them."""
+RUN = [
+    pytest.param(page, id=title(page), marks=[pytest.mark.slow] if title(page) in LONG else [])
+    for page in PAGES
+    if blocks(page, "python", "sh") and title(page) not in OWN_TESTS
+]
 
 
-@pytest.mark.parametrize("page", RUN, ids=title)
+@pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path):
     said = run_blocks(page, tmp_path)
     assert said

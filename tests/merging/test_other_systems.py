@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from negmerge.cli import main
 from negmerge.merging import memory
@@ -24,7 +30,7 @@ def not_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    monkeypatch.setattr(files, "_LIBC", object())
+    monkeypatch.setattr(files, "LIBC", object())
     monkeypatch.setattr(memory, "STATUS", tmp_path / "no such file")
 
 
@@ -51,3 +57,71 @@ def test_a_limit_of_memory_is_one_line(small_pool, tmp_path: Path, not_linux, ca
         main([*command, "--max-memory", "1GB"])
     assert ended.value.code == 2
     assert "this system does not report how much memory is in use" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def on_windows(tmp_path_factory) -> tuple[Path, list[tuple[int, str, str]]]:
+    """The folder and the outcome of commands in a process without what Windows lacks."""
+    place = tmp_path_factory.mktemp("windows")
+    rng = np.random.default_rng(0)
+    shape = {"a.weight": (70, 50), "b.weight": (9,)}
+    base = {name: rng.standard_normal(size, np.float32) for name, size in shape.items()}
+    (place / "base").mkdir()
+    save_file(base, place / "base" / "model.safetensors")
+    (place / "base" / "config.json").write_text("{}")
+    for k in range(3):
+        drawn = {n: v + 0.1 * rng.standard_normal(v.shape, np.float32) for n, v in base.items()}
+        save_file(drawn, place / f"{k}.safetensors")
+    merging = ["merge", "base", *(f"{k}.safetensors" for k in range(3))]
+    commands = [
+        [*merging, "-o", "patch.safetensors"],
+        ["apply", "base", "patch.safetensors", "--negate", "0.5", "-o", "out.safetensors"],
+        ["apply", "base", "patch.safetensors", "--negate", "0.5", "-o", "folder"],
+        ["inspect", "patch.safetensors", "--json"],
+        ["convert", "base", "-o", "again.safetensors"],
+        [*merging, "--rule", "ties", "-o", "ties.safetensors"],
+        [*merging, "-o", "missing/patch.safetensors"],
+        ["merge", "base", "0.safetensors", "missing.safetensors", "-o", "patch.safetensors"],
+    ]
+    script = Path(__file__).parents[1] / "without_posix.py"
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(commands)],
+        cwd=place, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return place, [tuple(one) for one in json.loads(done.stdout)]
+
+
+def test_the_merge_verbs_work_without_what_windows_lacks(on_windows):
+    place, outcome = on_windows
+    assert [code for code, _, _ in outcome] == [0, 0, 0, 0, 0, 0, 2, 2], outcome
+    assert json.loads(outcome[3][1])["n"] == 3
+    assert all(err.count("\n") == 1 and err.startswith("error: ") for _, _, err in outcome[6:])
+    assert not list(place.rglob("*.negmerge-tmp"))
+
+
+def test_the_bytes_are_those_of_linux(on_windows, tmp_path: Path, monkeypatch):
+    place, _ = on_windows
+    monkeypatch.chdir(place)
+    merging = ["merge", "base", *(f"{k}.safetensors" for k in range(3))]
+    main([*merging, "-o", str(tmp_path / "patch.safetensors")])
+    main([*merging, "--rule", "ties", "-o", str(tmp_path / "ties.safetensors")])
+    negate = ["apply", "base", "patch.safetensors", "--negate", "0.5", "-o"]
+    main([*negate, str(tmp_path / "out.safetensors")])
+    main([*negate, str(tmp_path / "folder")])
+    names = ["patch.safetensors", "ties.safetensors", "out.safetensors"]
+    for name in [*names, "folder/model.safetensors", "folder/config.json"]:
+        assert (place / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    main(["convert", "base", "-o", str(tmp_path / "again.safetensors")])
+    again = (tmp_path / "again.safetensors").read_bytes()
+    assert (place / "again.safetensors").read_bytes() == again
+
+
+def test_nothing_of_posix_is_imported_outside_of_one_module():
+    """`fcntl` and `resource` come from `support/systems.py`, but for rooms that need Linux."""
+    source = Path(files.__file__).parents[1]
+    free = ("checkpoints", "cli", "merging", "support", "vectors")
+    for path in source.rglob("*.py"):
+        if path.relative_to(source).parts[0] in free and path.name != "systems.py":
+            text = path.read_text()
+            assert not re.search(r"^\s*(import|from) (fcntl|resource|pwd|grp)\b", text, re.M), path

@@ -1,6 +1,6 @@
 """Checkpoints on disk: one safetensors file, or a Hugging Face folder with an index.
 
-Opening reads headers only. Data is read in byte ranges with `preadv` into buffers of the caller:
+Opening reads headers only. Data is read in byte ranges into buffers of the caller:
 memory is bounded, and a file that becomes shorter while it is read raises an error (with a mapped
 file it would kill the process).
 """
@@ -22,6 +22,7 @@ from negmerge.support.files import raise_open_file_limit
 from negmerge.support.reading import open_regular, parse_json, read_bytes
 from negmerge.support.remote.hub import hub_url
 from negmerge.support.remote.urls import is_url
+from negmerge.support.systems import read_at
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -105,7 +106,7 @@ class Checkpoint:
         while view.nbytes:
             path = self.files[info.file]
             try:
-                done = os.preadv(self._descriptors[info.file], [view], at)
+                done = read_at(self._descriptors[info.file], view, at)
             except OSError as error:
                 raise FileError(f"{path}: cannot read: {error.strerror}") from error
             if not done:

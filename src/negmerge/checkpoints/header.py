@@ -15,6 +15,7 @@ from typing import Any
 from negmerge.checkpoints.dtypes import SIZES
 from negmerge.errors import FileError, quoted
 from negmerge.support.reading import parse_json
+from negmerge.support.systems import read_at
 
 MAX_HEADER = 100_000_000
 """The limit of the safetensors library. The limits hold for reading and writing; a model of some
@@ -64,6 +65,11 @@ def looks_pickled(start: bytes) -> bool:
     )
 
 
+def _bytes_at(descriptor: int, count: int, offset: int) -> bytes:
+    buffer = bytearray(count)
+    return bytes(buffer[: read_at(descriptor, memoryview(buffer), offset)])
+
+
 def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False) -> Header:
     """Parse and check the header of an open safetensors file.
 
@@ -73,7 +79,7 @@ def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False)
     size = os.fstat(descriptor).st_size
     if size < 8:
         raise FileError(f"{path}: {size} bytes, too short for a safetensors file")
-    start = os.pread(descriptor, 8, 0)
+    start = _bytes_at(descriptor, 8, 0)
     length = int.from_bytes(start, "little")
     if length > min(MAX_HEADER, size - 8) or length < 2:
         if looks_pickled(start):
@@ -85,7 +91,7 @@ def read_header(descriptor: int, path: Path, file: int = 0, parts: bool = False)
             f"{path}: header length {length}, wanted 2 to {min(MAX_HEADER, size - 8)}; "
             "the file is cut off or not safetensors"
         )
-    raw = os.pread(descriptor, length, 8)
+    raw = _bytes_at(descriptor, length, 8)
     if len(raw) != length:
         raise FileError(f"{path}: header cut off at {len(raw)} of {length} bytes")
     if raw[:1] != b"{":

@@ -4,7 +4,6 @@
 # numba compiles most of this module; the strict checker does not know the types of numba.
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryFile
@@ -18,6 +17,7 @@ from numba.extending import intrinsic
 
 from negmerge.checkpoints.dtypes import widen as widen_plainly
 from negmerge.support.jit import compiled, equals_reference
+from negmerge.support.systems import HAS_PREAD, read_at
 
 BFLOAT16, FLOAT16 = 1, 2
 """The 16-bit formats, as `widen` takes them."""
@@ -111,7 +111,13 @@ _pread = types.ExternalFunction(
 
 @contextmanager
 def temporary_file(content: bytes) -> Iterator[int | None]:
-    """Yield the descriptor of a file with some content, or None if no file can be written."""
+    """Yield the descriptor of a file with some content.
+
+    None if no file can be written, or if compiled code cannot read one.
+    """
+    if not HAS_PREAD:
+        yield None
+        return
     with ExitStack() as stack:
         try:
             file = stack.enter_context(TemporaryFile())
@@ -124,11 +130,9 @@ def temporary_file(content: bytes) -> Iterator[int | None]:
 
 
 def _read_rows(descriptors, offsets, start, count, end, raw):
-    """Do the same as `read_rows`, with the `pread` of Python."""
+    """Do the same as `read_rows`, in Python."""
     for k, row in enumerate(raw):
-        found = os.pread(descriptors[k], count, offsets[k] + start)
-        row[: len(found)] = np.frombuffer(found, np.uint8)
-        if len(found) != count:
+        if read_at(descriptors[k], row[:count].data, offsets[k] + start) != count:
             return k
         row[count:end] = 0
     return len(raw)
@@ -144,8 +148,7 @@ def _files(dtypes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         yield descriptors, np.array([0, 30, 9]), 200, 40, 48, raw  # the second row is cut off
 
 
-@compiled(equals_reference(_read_rows, _files))
-def read_rows(descriptors, offsets, start, count, end, raw):
+def _read_rows_by_pread(descriptors, offsets, start, count, end, raw):
     """Read the same bytes of every file into its row; return the number of rows that were read.
 
     Compiled code calls the `pread` of the system: a merge reads tens of thousands of pieces, and
@@ -163,3 +166,15 @@ def read_rows(descriptors, offsets, start, count, end, raw):
         for i in range(count, end):
             raw[k, i] = 0
     return raw.shape[0]
+
+
+def _read_no_rows(descriptors, offsets, start, count, end, raw):
+    """Read no row, where the system has no `pread`: all rows are then read as those that failed."""
+    return 0
+
+
+read_rows = (
+    compiled(equals_reference(_read_rows, _files))(_read_rows_by_pread)
+    if HAS_PREAD
+    else compiled(equals_reference(_read_no_rows, _files))(_read_no_rows)
+)

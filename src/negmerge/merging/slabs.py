@@ -24,6 +24,10 @@ MOST_KEPT = 2 << 30
 
 _LOCK = RLock()
 """Reentrant: the garbage collector may end an array, and so call `_keep`, at any time."""
+_PRIVATE: dict[str, Any] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)
+"""On Windows, memory that belongs to no file is always private."""
 _kept: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
@@ -37,7 +41,7 @@ def new_slab(nbytes: int = SLAB) -> NDArray[np.uint8]:
     with _LOCK:
         memory = _kept[size].pop() if _kept[size] else None
     if memory is None:
-        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size, **_PRIVATE)
         _advise(memory, "MADV_HUGEPAGE")
     slab = np.frombuffer(memory, np.uint8)
     # Every view of the array refers to the array, so that it ends with the last of them.

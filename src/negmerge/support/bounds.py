@@ -14,6 +14,7 @@ from typing import Any
 
 from negmerge.errors import FileError
 from negmerge.support.reading import read_text
+from negmerge.support.systems import POSIX, resource
 
 SECONDS = 10.0
 """The processor time that a block may take; the time on the clock depends on the machine."""
@@ -25,8 +26,8 @@ MEMORY = 1 << 30
 def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
     """Raise `TimeoutError` or `MemoryError` if a block takes too long or too much memory.
 
-    Only the main thread can be interrupted: in others there are no limits. That of memory needs
-    Linux.
+    Only the main thread can be interrupted: in others there are no limits, nor on Windows. That of
+    memory needs Linux.
 
     >>> with bounded(0.05):
     ...     while True:
@@ -38,7 +39,7 @@ def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise TimeoutError(f"takes longer than {seconds:g} s")
 
-    if threading.current_thread() is not threading.main_thread():
+    if not POSIX or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGVTALRM, stop)
@@ -53,8 +54,6 @@ def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
 
 @contextmanager
 def _less_memory(more: int) -> Iterator[None]:
-    import resource
-
     limits, lowered = resource.getrlimit(resource.RLIMIT_AS), False
     # Another system may not tell the size of a process, or refuse the limit.
     with suppress(FileError, OSError, ValueError):

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import hashlib
 import os
-import resource
 import shutil
 import stat
 import tempfile
@@ -26,13 +24,25 @@ from negmerge.errors import FileError, quoted
 from negmerge.support.interrupts import delay_interrupts
 from negmerge.support.reading import open_regular
 from negmerge.support.remote.urls import refuse_url
+from negmerge.support.systems import (
+    BINARY,
+    FOLDER,
+    LIBC,
+    NO_FOLLOW,
+    NO_WAIT,
+    POSIX,
+    fcntl,
+    resource,
+    write_at,
+)
 
 TEMPORARY_SUFFIX = ".negmerge-tmp"
 LOCK = ".lock"
 """The file that is locked instead of its folder where folders cannot be locked."""
 SCRATCH = ".negmerge-scratch-"
 """The beginning of the names of folders for work in progress."""
-_LIBC = ctypes.CDLL(None)
+NOTHING = -1
+"""Instead of a descriptor: nothing is open, or the system opens no folders."""
 _worker = ""
 """The part of temporary names that belongs to this worker; see `use_own_names`."""
 
@@ -118,7 +128,7 @@ def kept_file(path: Path, waiting: Path) -> Iterator[int]:
     """
     with report_write_errors(path):
         _check_output(path, folder=False)
-        descriptor = os.open(waiting, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(waiting, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
         try:
             yield descriptor
             os.fsync(descriptor)
@@ -148,26 +158,38 @@ def kept_folder(path: Path, waiting: Path) -> Iterator[Path]:
 @contextmanager
 def _renamed(path: Path, *, folder: bool, durable: bool) -> Iterator[int]:
     """Lock the temporary file or folder; rename it after the block, or remove it on failure."""
-    waiting, descriptor = temporary_path(path), None
+    waiting, descriptor, own = temporary_path(path), NOTHING, False
     try:
         with report_write_errors(path):
             _check_output(path, folder)
             with delay_interrupts():
-                descriptor = _open_locked(waiting, folder)
+                descriptor, own = _open_locked(waiting, folder), True
             yield descriptor
+            if not POSIX:  # Windows renames no open file, and no folder onto another
+                descriptor = _close(descriptor)
+                if folder and path.exists():
+                    path.rmdir()
             waiting.replace(path)
             if durable:
                 sync_to_disk(path.parent)
     except BaseException:
-        if descriptor is not None:  # otherwise it may belong to another run
+        if not POSIX:  # Windows removes no open file
+            descriptor = _close(descriptor)
+        if own:  # otherwise it may belong to another run
             if folder:
                 shutil.rmtree(waiting, ignore_errors=True)
             else:
                 waiting.unlink(missing_ok=True)
         raise
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        _close(descriptor)
+
+
+def _close(descriptor: int) -> int:
+    """Close a descriptor unless it is NOTHING; return NOTHING."""
+    if descriptor != NOTHING:
+        os.close(descriptor)
+    return NOTHING
 
 
 def _check_output(path: Path, folder: bool) -> None:
@@ -186,15 +208,22 @@ def _check_output(path: Path, folder: bool) -> None:
 
 
 def _open_locked(path: Path, folder: bool) -> int:
-    """Create and lock a temporary file or folder, or reuse the one that a killed run left."""
-    kind = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_RDWR | os.O_CREAT | os.O_NONBLOCK
+    """Create and lock a temporary file or folder, or reuse the one that a killed run left.
+
+    Returns the descriptor; NOTHING for a folder where folders cannot be opened.
+    """
+    if folder and not POSIX:
+        path.mkdir(exist_ok=True)
+        _empty(path)
+        return NOTHING
+    kind = os.O_RDONLY | FOLDER if folder else os.O_RDWR | os.O_CREAT | NO_WAIT | BINARY
     while True:
         if folder:
             with suppress(FileExistsError):
                 path.mkdir()
         try:
             # A link with the temporary name could lead to data that must not be overwritten.
-            descriptor = os.open(path, kind | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(path, kind | NO_FOLLOW, 0o666)
         except OSError as error:
             if not folder:
                 raise
@@ -252,7 +281,7 @@ def _make_scratch(place: Path) -> tuple[Path, int]:
         path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
         # Another run may take the folder for abandoned, and remove it, until it is locked.
         with suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | FOLDER | NO_FOLLOW)
             _lock(descriptor, path, wait=True)
             if path.exists():
                 return path, descriptor
@@ -262,7 +291,7 @@ def _make_scratch(place: Path) -> tuple[Path, int]:
 def _remove_abandoned(path: Path) -> None:
     """Remove a folder of `scratch_folder` whose run was killed."""
     with suppress(OSError, FileError):  # in use, of another user, or removed meanwhile
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | FOLDER | NO_FOLLOW)
         try:
             own = os.fstat(descriptor).st_uid == os.geteuid()
             if own and _lock(descriptor, path, wait=False):  # on NFS nobody knows
@@ -279,19 +308,26 @@ def lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
     >>> with tempfile.TemporaryDirectory() as folder, lock_folder(Path(folder), wait=False):
     ...     pass
     """
+    if not POSIX:
+        raise FileError(f"{folder}: folders cannot be locked on this system; run this on Linux")
     with ExitStack() as stack:
         with report_write_errors(folder):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(folder, os.O_RDONLY | FOLDER)
             stack.callback(os.close, descriptor)
             if not _lock(descriptor, folder, wait):
-                descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
                 stack.callback(os.close, descriptor)
                 _lock(descriptor, folder, wait)
         yield
 
 
 def _lock(descriptor: int, path: Path, wait: bool) -> bool:
-    """Lock an open file or folder; False for a folder on NFS, which cannot be locked."""
+    """Lock an open file or folder; False for a folder on NFS, which cannot be locked.
+
+    On Windows nothing is locked.
+    """
+    if not POSIX:
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -320,7 +356,7 @@ def write_fully(descriptor: int, data: bytes | memoryview, offset: int | None = 
         if offset is None:
             done = os.write(descriptor, view)
         else:
-            done = os.pwrite(descriptor, view, offset)
+            done = write_at(descriptor, view, offset)
             offset += done
         view = view[done:]
 
@@ -332,8 +368,8 @@ def preallocate(descriptor: int, nbytes: int) -> None:
     filled with zeros.
     """
     keep_size = 1  # FALLOC_FL_KEEP_SIZE
-    if hasattr(_LIBC, "fallocate"):  # Linux
-        _LIBC.fallocate(descriptor, keep_size, ctypes.c_int64(0), ctypes.c_int64(nbytes))
+    if hasattr(LIBC, "fallocate"):  # Linux
+        LIBC.fallocate(descriptor, keep_size, ctypes.c_int64(0), ctypes.c_int64(nbytes))
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -368,7 +404,12 @@ def file_digest(*paths: Path | str) -> str:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk.
+
+    Windows flushes only files that are open for writing, and no folders.
+    """
+    if not POSIX:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -386,6 +427,8 @@ def same_file(one: Path, two: Path) -> bool:
 
 def raise_open_file_limit() -> None:
     """Raise the limit of open files as far as the system allows, for pools of sharded models."""
+    if resource is None:  # Windows
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -19,6 +19,7 @@ from typing import Any
 
 from negmerge.errors import FileError, quoted
 from negmerge.support.remote.urls import is_url
+from negmerge.support.systems import BINARY, NO_WAIT
 
 MAX_JSON = 64 << 20
 """The largest size of a JSON file of a run or a model, in bytes."""
@@ -49,7 +50,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
         path = local(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | NO_WAIT | BINARY)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file") from None
     except OSError as error:

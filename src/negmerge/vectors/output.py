@@ -26,6 +26,7 @@ from negmerge.support.files import (
     temporary_path,
     write_fully,
 )
+from negmerge.support.systems import BINARY
 from negmerge.vectors.card import model_card
 from negmerge.vectors.plan import OutFile, Plan, check_space, make_plan
 from negmerge.vectors.task_vector import TaskVector
@@ -145,7 +146,7 @@ def _write_folder(job: Job, out: Path, plan: Plan, folder: Path) -> None:
     with ExitStack() as stack:
         opened: list[tuple[OutFile, Path, int]] = []
         for file in plan.files:
-            descriptor = os.open(folder / file.name, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(folder / file.name, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
             stack.callback(os.close, descriptor)
             opened.append((file, folder / file.name, descriptor))
         _write_files(job, out, opened)

@@ -10,7 +10,6 @@ URL and VERSION are hashes: of the URL, and of names, sizes and tags. An entry n
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -35,6 +34,7 @@ from negmerge.support.remote.hub import SCHEME, hub_source
 from negmerge.support.remote.ranges import Fetch, check_space, check_unchanged, fetch_files
 from negmerge.support.remote.stores import RemoteFile, Store
 from negmerge.support.remote.urls import name_of, parent_of
+from negmerge.support.systems import NO_FOLLOW, POSIX, fcntl
 
 NEW = ".new-"
 """The beginning of the names of folders that are being fetched."""
@@ -107,6 +107,10 @@ def fetch_all(wanted: Sequence[Wanted], progress: Progress | None = None) -> lis
 
     An entry stays until this process ends.
     """
+    if not POSIX:
+        raise FileError(
+            f"{wanted[0].store.shown}: URLs need locks, which this system lacks; copy it"
+        )
     raise_open_file_limit()
     shows, root = progress or Quiet(), scratch()
     entries = [Entry(root, one) for one in wanted]
@@ -315,7 +319,7 @@ def _remove_unused(place: Path, locked: Collection[Path]) -> None:
 def _lock(path: Path, how: int, create: bool = True) -> int:
     """Open a file and lock it; return the descriptor, which holds the lock."""
     made = os.O_CREAT if create else 0
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | made, 0o666)
+    descriptor = os.open(path, os.O_RDWR | NO_FOLLOW | os.O_CLOEXEC | made, 0o666)
     try:
         fcntl.flock(descriptor, how)
     except BaseException:

@@ -475,7 +475,7 @@ def test_the_page_has_what_the_scenario_has(finished: Path):
     """Grad-CAM of a ViT, members alone; nothing of what a CLIP is not asked."""
     page = (finished / "report/index.html").read_text(encoding="utf-8")
     assert "Missing from this page" not in page
-    assert "what clip knows of mnist" in page
+    assert "What clip knows of mnist" in page
     assert "<img " in page
     assert "MIA %" not in page
     assert "membership inference: not measured in this scenario" in page

@@ -94,6 +94,23 @@ def test_every_metric_of_the_sweep_has_a_curve(page: str):
     assert "Uniform Merge: λ = 0.5, 0.05, chosen" in drawing
 
 
+def test_the_slider_has_what_was_measured_and_what_the_criterion_allows(page: str):
+    found = re.search(r'id="slider-data">(.*?)</script>', page, flags=re.DOTALL)
+    assert found
+    methods = json.loads(found[1])
+    assert [(one["title"], one["label"], one["chosen"]) for one in methods] == [
+        ("consensus", "NegMerge", 1),
+        ("uniform", "Uniform Merge", 1),
+    ]
+    assert methods[0]["stops"] == [
+        {"scale": "0", "note": "the original", "texts": ["0.002", "0.001", "1"]},
+        {"scale": "0.5", "note": "chosen", "texts": ["0.05", "0.0012", "1"]},
+        {"scale": "1", "note": "not allowed by keep_error", "texts": ["0.9", "0.004", "1"]},
+    ]
+    drawing = words(section(page, "sweeps"))
+    assert "A retrained model was not measured on these data." in drawing
+
+
 def test_methods_are_sorted_by_the_scenarios_own_criterion(run: Run, page: str):
     frame = pd.read_csv(run.tables / "scores.csv")
     assert list(frame["method"]) == ["original", "retrained", "uniform", "consensus", "finetune"]

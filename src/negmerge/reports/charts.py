@@ -109,7 +109,10 @@ class Chart:
         self.lines: set[str] = set()
         with rc_context(_RC):  # pyright: ignore[reportArgumentType]
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.axes: Axes = self.figure.add_subplot(xlabel=fill(x, LABEL), ylabel=fill(y, LABEL))
+            self.axes: Axes = self.figure.add_subplot(
+                xlabel="\n".join(fill(line, LABEL) for line in x.splitlines()),
+                ylabel=fill(y, LABEL),
+            )
             self.axes.patch.set_visible(False)
             self.figure.patch.set_visible(False)
 

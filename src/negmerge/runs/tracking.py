@@ -48,7 +48,7 @@ class Trackio:
     """A project of trackio, by default on this machine; `trackio show` opens it."""
 
     def __init__(self, store: Run, name: str, id: str, config: dict[str, Any]) -> None:
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         self.library = trackio
         trackio.init(
@@ -75,7 +75,7 @@ class WandB:
     """A run of Weights & Biases; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, store: Run, name: str, id: str, config: dict[str, Any]) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         self.library = wandb
         settings = wandb.Settings(console="off", silent=True)
@@ -100,7 +100,7 @@ class MLflow:
     """A run of MLflow, at MLFLOW_TRACKING_URI."""
 
     def __init__(self, store: Run, name: str, id: str, config: dict[str, Any]) -> None:
-        import mlflow
+        import mlflow  # pyright: ignore[reportMissingImports]
 
         self.client = mlflow.MlflowClient()
         found = self.client.get_experiment_by_name(PROJECT)

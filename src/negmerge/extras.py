@@ -22,6 +22,7 @@ EXTRAS = {
     "ray": ("ray",),
     "remote": ("fsspec", "s3fs"),
     "hub": ("huggingface_hub",),
+    "track": ("mlflow", "tensorboard", "trackio", "wandb"),
 }  # fmt: skip
 """The extras of pyproject.toml, with the import names of their libraries."""
 _IMPORTING = ("_frozen_importlib", "importlib", "importlib._bootstrap")

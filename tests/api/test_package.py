@@ -25,6 +25,7 @@ SOURCE = ROOT / "src/negmerge"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SHIPPED = {".j2", ".json", ".jsonl", ".md", ".parquet", ".py", ".safetensors", ".yaml"}
 NAMES = {
+    "mlflow_skinny": "mlflow",
     "grad_cam": "pytorch_grad_cam",
     "open_clip_torch": "open_clip",
     "pillow": "PIL",

@@ -65,8 +65,11 @@ def unlearn(
         done = run(recipe, out, set_ or [], progress)
         if not done.has_page:
             from negmerge.reports.page import report
+            from negmerge.runs.recipe import load_recipe
+            from negmerge.runs.tracking import track_page
 
-            report(done, progress)
+            page = report(done, progress)
+            track_page(load_recipe(recipe, set_ or []), done, page)
     if json_:
         result = {"run": str(done.folder), "page": str(done.page), "scores": done.result.tree()}
         print(json.dumps({"event": "result"} | result))

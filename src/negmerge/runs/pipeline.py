@@ -29,6 +29,7 @@ from negmerge.runs.scores import Models, make_result, measure_added, score_model
 from negmerge.runs.shadows import check_shadows, shadow_note
 from negmerge.runs.status import StatusWriter, refuse_second_driver
 from negmerge.runs.store import Run, write_json
+from negmerge.runs.tracking import check_tracker, tracked
 from negmerge.scenarios.base import Given, Scenario, identity
 from negmerge.support.files import sync_to_disk, write_file
 from negmerge.support.progress import Progress, make_progress
@@ -160,6 +161,7 @@ def run(
             text, facts = shadow_note(recipe, scenario)
             shown.note(text, **facts)
         status = stack.enter_context(StatusWriter(store).running())
+        shown = stack.enter_context(tracked(recipe, store, shown))
         executor = stack.enter_context(make_executor(recipe, scenario, store, shown))
         return unlearn(Context(recipe, scenario, store, executor, shown, status=status))
 
@@ -178,6 +180,7 @@ def open_recipe(
 def checked_scenario(recipe: Recipe, progress: Progress) -> Scenario:
     """Return the scenario of a recipe; raise if the recipe cannot run or its data is missing."""
     check_methods(recipe)
+    check_tracker(recipe.track)
     scenario = recipe.make_scenario(progress)
     check_measured(recipe, scenario)
     scenario.check()

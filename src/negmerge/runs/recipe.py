@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_serializer, model_validator
@@ -85,6 +85,9 @@ class Recipe(Strict):
     depend. None: the steps of a stage share the cores of the machine or cluster that begins the
     run; a run that continues elsewhere keeps the number."""
     executor: ExecutorSettings = ExecutorSettings()
+    track: Literal["trackio", "wandb", "mlflow", "tensorboard"] | None = None
+    """The experiment tracker that gets losses, sweeps, scores and the page (docs/tracking.md);
+    results do not depend on it, and the recipe of a run does not record it."""
     feed_workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] | None = None
     """The number of further processes that decode and augment for each training; results do not
     depend on it. None: as many as cores are left for a training on a GPU, none without a GPU."""
@@ -203,14 +206,14 @@ class Recipe(Strict):
         return self.settings.scenario(self.setup(progress))
 
     def dump(self) -> str:
-        """Return the recipe as YAML, with all defaults, but without `executor`.
+        """Return the recipe as YAML, with all defaults, but without `executor` and `track`.
 
         A run may begin on one machine and continue on a cluster: it is the same run. `threads`,
         `evidence` and `shadows` are there only if they are used: the recipes of older runs have no
         such fields.
         """
         tree: dict[str, Any] = {}
-        left_out = {"executor"} | ({"threads"} if self.threads is None else set[str]())
+        left_out = {"executor", "track"} | ({"threads"} if self.threads is None else set[str]())
         left_out |= {"evidence"} if self.evidence == "basic" else set[str]()
         left_out |= set[str]() if self.evidence == "full" else {"shadows"}
         dumped = self.model_dump(mode="json", by_alias=True, exclude=left_out)

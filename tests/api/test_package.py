@@ -119,7 +119,7 @@ def test_every_extra_names_its_libraries():
     optional = PROJECT["optional-dependencies"]
     for extra, libraries in extras.EXTRAS.items():
         assert set(libraries) - WITH_DATASETS == imported_as(optional[extra]), extra
-    assert optional["all"] == ["negmerge[clip,text,harness,ray,remote]"]
+    assert optional["all"] == ["negmerge[clip,text,harness,ray,remote,hub]"]
     assert all("negmerge[unlearn]" in optional[extra] for extra in ("clip", "text", "ray"))
 
 

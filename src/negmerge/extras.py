@@ -21,7 +21,7 @@ EXTRAS = {
     "harness": ("lm_eval",),
     "ray": ("ray",),
     "remote": ("fsspec", "s3fs"),
-    "hub": ("huggingface_hub",),
+    "hub": ("fsspec", "huggingface_hub"),
     "track": ("mlflow", "tensorboard", "trackio", "wandb"),
 }  # fmt: skip
 """The extras of pyproject.toml, with the import names of their libraries."""

@@ -33,7 +33,6 @@ NAMES = {
     "scikit_learn": "sklearn",
 }
 """What distributions are called when they are imported, if otherwise."""
-WITH_DATASETS = {"huggingface_hub"}
 WITH_BASE = {"llvmlite", "pydantic_core"}
 
 
@@ -118,7 +117,7 @@ def test_the_base_install_has_what_the_design_names():
 def test_every_extra_names_its_libraries():
     optional = PROJECT["optional-dependencies"]
     for extra, libraries in extras.EXTRAS.items():
-        assert set(libraries) - WITH_DATASETS == imported_as(optional[extra]), extra
+        assert set(libraries) == imported_as(optional[extra]), extra
     assert optional["all"] == ["negmerge[clip,text,harness,ray,remote,hub]"]
     assert all("negmerge[unlearn]" in optional[extra] for extra in ("clip", "text", "ray"))
 
@@ -237,7 +236,7 @@ except nm.NegMergeError as error:
 def test_a_public_name_is_there_or_names_the_extra_that_it_needs(name):
     done = without(UNLEARN, NAME, name)
     assert done.returncode == 0, done.stderr
-    if name in ("Unlearned", "report", "run", "study", "unlearn"):
+    if name in ("Unlearned", "push", "report", "run", "study", "unlearn"):
         assert done.stdout.endswith("pip install 'negmerge[unlearn]'\n")
     else:
         assert done.stdout == ""

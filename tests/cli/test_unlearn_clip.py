@@ -334,7 +334,7 @@ def test_a_new_control_set_keeps_the_pool(here: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("model.name=ViT-B-33", "did you mean ViT-B-32"),
+        ("model.name=ViT-B-33", "did you mean 'ViT-B-32'"),
         ("model.name=ViT-B-32", "clip.pretrained: got nothing, wanted a tag of ViT-B-32 (openai"),
         ("clip.pretrained=openai", "has its own weights"),
         ("clip.control.name=cifar11", "unknown data set"),

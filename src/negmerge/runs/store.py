@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from typing import Any
@@ -295,9 +295,15 @@ DEPENDENCIES = (
 
 
 def versions() -> dict[str, str]:
-    """Return the versions and the number of cores, on which a result may depend."""
+    """Return the versions and the number of cores, on which a result may depend.
+
+    A library that is not installed was not used: an extra installs only some of them.
+    """
     found = {"python": python_version(), "cores": str(worker_count(None))}
-    return found | {name: version(name) for name in DEPENDENCIES}
+    for name in DEPENDENCIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:

@@ -36,7 +36,8 @@ from negmerge.support.reading import is_file, read_json
 MEASURE_AGAIN = "remove it and run again: it is measured again"
 RESTORE = "put it back from a copy, or run again in another folder"
 """The remedy for a damaged file of a finished run."""
-PAGE_FILES = ("report/index.html", "report/tables/", "report/figures/", "unlearned/README.md")
+EXPORTS = ("report/tables/", "report/figures/")
+PAGE_FILES = ("report/index.html", *EXPORTS, "unlearned/README.md")
 """The files that `report` writes, and may replace: the page, its exports, and the model card."""
 
 
@@ -216,7 +217,7 @@ class Run(RunDirectory):
         listed = [
             (self.path_in_run(name), entry.sha256)
             for name, entry in files.items()
-            if name.startswith(PAGE_FILES[1:])
+            if name.startswith(EXPORTS)
         ]
         return [path for path, sha in listed if path.is_file() and sha == file_digest(path)]
 

@@ -46,7 +46,9 @@ def commands(page: Path) -> list[list[str]]:
         *re.findall(r"^(?:\$ )?((?:negmerge|make|pip) .*)$", shell, re.MULTILINE),
         *re.findall(r"^    ((?:negmerge|make|pip) .*)$", outside, re.MULTILINE),
     ]
-    found = [shlex.split(line, comments=True) for line in lines if "…" not in line]
+    found = [
+        shlex.split(line.partition(" | ")[0], comments=True) for line in lines if "…" not in line
+    ]
     return [words for words in found if "..." not in " ".join(words)]
 
 

@@ -23,7 +23,7 @@ from negmerge.errors import NegMergeError
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/negmerge"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SHIPPED = {".j2", ".json", ".jsonl", ".md", ".parquet", ".py", ".safetensors", ".yaml"}
+SHIPPED = {".j2", ".js", ".json", ".jsonl", ".md", ".parquet", ".py", ".safetensors", ".yaml"}
 NAMES = {
     "mlflow_skinny": "mlflow",
     "grad_cam": "pytorch_grad_cam",

@@ -231,7 +231,7 @@ def check_trackio(place: Path) -> None:
 
 def check_wandb(place: Path) -> None:
     runs = [*(place / "kept" / "wandb").glob("offline-run-*")]
-    assert len({run.name.rpartition("-")[2] for run in runs}) == 1
+    assert len({run.name.split("-")[3] for run in runs}) == 1
     assert all([*run.glob("*.wandb")] for run in runs)
 
 

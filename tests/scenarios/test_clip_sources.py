@@ -302,7 +302,7 @@ def test_images_are_shown_as_transformers_shows_them(tmp_path: Path):
         ("ViT-B-32-quickgelu", "laion2b_s34b_b79k", "wanted a tag"),
         ("ViT-B-32", "opnai", "wanted a tag of ViT-B-32 .*openai"),
         ("ViT-B-32", "weights.pt", "with `negmerge convert`"),
-        ("nothing/here", None, "neither a folder"),
+        ("nothing/here", None, "the Hub cannot be asked .* no such file or folder here"),
     ],
 )
 def test_sources_that_are_not_there(name, pretrained, message):

@@ -85,7 +85,7 @@ def test_a_recipe_is_written_and_read_again(kind: str, tmp_path: Path):
     tree = yaml.safe_load(recipe.dump())
     assert tree["scenario"] == kind
     left_out = {"settings", "executor", "threads"}  # where it is computed; only if it is set
-    left_out |= {"evidence", "shadows"}  # only if they are not the defaults
+    left_out |= {"evidence", "shadows", "track"}  # only if they are not the defaults
     assert tree.keys() == {*Recipe.model_fields} - left_out | {*scenarios.get(kind).model_fields}
     assert Recipe.model_validate(recipe.model_dump()) == recipe, "as Python's own values"
     assert load_recipe(path, ["search.count=9"]).search.count == 9

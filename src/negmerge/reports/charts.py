@@ -138,7 +138,7 @@ class Chart:
         """The stem of the names of its files; an id may have any characters.
 
         >>> Chart("evidence-../x", "", "", "").file
-        'evidence-___x'
+        'evidence----x'
         """
         return re.sub(r"[^\w-]", "_", self.id)
 

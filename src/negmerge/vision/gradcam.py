@@ -105,7 +105,7 @@ def picture(pixels: Tensor, heat: NDArray[np.float32] | None = None) -> bytes:
 
         shown = show_cam_on_image(colours, heat, use_rgb=True, image_weight=0.55)
     else:
-        shown = np.uint8(np.round(255 * colours))
+        shown = np.round(255 * colours).astype(np.uint8)
     out = io.BytesIO()
     Image.fromarray(shown).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(
         out, "PNG", optimize=True

@@ -83,10 +83,14 @@ def card_of(
 
 
 def verdicts(page: PageData) -> list[str]:
-    """The questions of the page that have a verdict, each with the numbers behind it."""
+    """The questions of the page that have a verdict, each with the number behind it.
+
+    What it is compared with is in the table of scores; on the page there are also times, which
+    differ between equal runs.
+    """
     return [
-        f"- **{plain(one.question)}** {plain(one.answer.word)}: {plain(one.answer.text)} "
-        f"{plain(' '.join(text for text in (one.numbers, one.control) if text))}"
+        f"- **{plain(one.question)}** {plain(one.answer.word)}. {plain(one.numbers.rstrip('.;'))}: "
+        f"{plain(one.answer.text.rstrip('.'))}."
         for one in questions(page)
         if one.answer is not None
     ]

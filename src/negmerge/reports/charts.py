@@ -133,15 +133,6 @@ class Chart:
             self.axes = self.figure.add_subplot(rows, columns, number + 1, title=title, **labels)
             self.axes.patch.set_visible(False)
 
-    @property
-    def file(self) -> str:
-        """The stem of the names of its files; an id may have any characters.
-
-        >>> Chart("evidence-../x", "", "", "").file
-        'evidence----x'
-        """
-        return re.sub(r"[^\w-]", "_", self.id)
-
     def style(self, method: str) -> Style:
         """The style of a method, a set or the members."""
         return self.styles.get(method, style_of(method))

@@ -204,7 +204,7 @@ def figure_files(
     """
     found: dict[str, bytes] = {}
     for chart in (one.chart for section in sections for one in section.drawings):
-        drawn, printed = folder / f"{chart.file}.svg", folder / f"{chart.file}.pdf"
+        drawn, printed = folder / f"{chart.id}.svg", folder / f"{chart.id}.pdf"
         chart.add_legend(lambda title: names[title].label if title in names else title)
         svg = chart.file_svg().encode()
         same = {drawn, printed} <= {*before} and drawn.read_bytes() == svg
